@@ -1,0 +1,15 @@
+"""The one decorator behind every compiled kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import numba
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def compiled(function: F) -> F:
+    """Compile with numba in nopython mode, cached on disk, without the GIL."""
+    return cast(F, numba.njit(cache=True, nogil=True)(function))

@@ -1,0 +1,51 @@
+"""What drafting is given and what it returns; shared by serving and replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from autospec.records import Float32Array, Int16Array, Int32Array, ProposerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Every slot's tokens, prompt first. The owner appends in place; proposers only read."""
+
+    tokens: Int32Array  # [slots, capacity]
+    lengths: Int32Array  # [slots]
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Draft tokens over the batch; ``lengths[i]`` of row ``i`` are valid."""
+
+    tokens: Int32Array  # [n, k]
+    lengths: Int16Array  # [n]
+    confidence: Float32Array  # [n, k]
+
+
+class LookupProposer(Protocol):
+    """Drafts from token ids alone, on the host, in microseconds.
+
+    A slot is one running request's row in ``History``. An index over a slot catches up with
+    its tokens inside ``propose``.
+    """
+
+    info: ProposerInfo
+
+    def reset(self, slot: int) -> None:
+        """Forget the slot's last request; a new one starts there."""
+        ...
+
+    def propose(self, history: History, slots: Int32Array, out: Drafts) -> None:
+        """Draft for the requests in ``slots`` [n], writing into ``out``."""
+        ...
+
+    def retire(self, history: History, slot: int) -> None:
+        """The request in ``slot`` ended well: its tokens may serve later requests."""
+        ...
+
+    def memory_bytes(self) -> int:
+        """Bytes held now, and for ever at this number of slots and capacity."""
+        ...

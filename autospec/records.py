@@ -1,0 +1,139 @@
+"""What travels between a server and the controller: frozen records over the running batch.
+
+Row ``i`` of every array belongs to the same request, ``handles[i]``. Axis names: ``n`` running
+requests in their decode phase, ``p`` proposers in the controller's order, ``k`` draft positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int16Array = NDArray[np.int16]
+Int32Array = NDArray[np.int32]
+Int64Array = NDArray[np.int64]
+Float32Array = NDArray[np.float32]
+Float64Array = NDArray[np.float64]
+
+NO_PROPOSER = -1
+"""Value in ``Plan.proposer`` of a request that does not speculate in this step."""
+
+Kind = Literal["lookup", "sequential", "parallel"]
+"""How a proposer drafts: by looking tokens up on the host, one forward per depth, or one forward."""
+
+Shape = Literal["packed", "padded", "stepped"]
+"""What a target forward pays for: every token, the longest row of the batch, or a captured size."""
+
+Mode = Literal["plain", "speculate", "probe", "guard", "fallback"]
+"""Why a step looks as it does; the label of the step counter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerInfo:
+    """A proposer as the controller sees it.
+
+    ``max_k`` is the most tokens it can draft for one request in one step. A ``lookup`` proposer
+    offers its drafts before the plan is made; the others draft what the plan asks for.
+    ``needs_state`` says that it keeps a cache that goes stale while it is off.
+    """
+
+    name: str
+    kind: Kind
+    max_k: int
+    needs_state: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """The engine that is being controlled; with the proposers' names the identity of a profile.
+
+    ``captured_sizes`` are the token counts that a ``stepped`` engine pads a step to, ascending.
+    ``probe_plain`` may be set to False by an engine in which plain steps cannot be asked for.
+    """
+
+    target: str
+    engine: str
+    version: str
+    device: str
+    dtype: str
+    shape: Shape = "packed"
+    captured_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request at its start. ``workload`` is the caller's label; None lets AutoSpec assign one.
+
+    ``max_k`` caps the draft length of this request; 0 opts out of speculation.
+    ``tpot_target_seconds`` is its target for time per output token, used by the ``slo`` objective.
+    """
+
+    id: str
+    prompt_token_ids: Int32Array
+    workload: str | None = None
+    tag: str | None = None
+    text: str | None = None
+    temperature: float = 0.0
+    max_k: int | None = None
+    tpot_target_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchState:
+    """The running batch just before a step.
+
+    Offers are the drafts that lookup proposers already hold: ``offer_lengths[p, i]`` tokens for
+    request ``i``, each with a raw confidence in [0, 1]. Rows of other proposers are zero.
+    ``stale_tokens[p, i]`` is how many tokens proposer ``p`` must catch up on before it can draft
+    for request ``i``. ``room[i]`` is how many draft tokens fit before the request's token limit.
+    """
+
+    handles: Int64Array  # [n]
+    context_tokens: Int32Array  # [n]
+    offer_lengths: Int16Array | None = None  # [p, n]
+    offer_confidence: Float32Array | None = None  # [p, n, k]
+    stale_tokens: Int32Array | None = None  # [p, n]
+    room: Int16Array | None = None  # [n]
+    waiting_requests: int = 0
+    prefill_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step's decision: who drafts for each request, how many tokens, how many to verify.
+
+    ``verify`` equals ``k`` until ``Controller.trim`` has seen the drafts. ``context`` is the
+    controller's own evidence for the decision, echoed to ``observe``.
+    """
+
+    id: int
+    handles: Int64Array  # [n]
+    proposer: Int16Array  # [n], NO_PROPOSER where k is 0
+    k: Int16Array  # [n]
+    verify: Int16Array  # [n]
+    mode: Mode
+    predicted_seconds: float | None = None
+    predicted_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the step of a plan brought.
+
+    ``accepted[i]`` of ``verified[i]`` draft tokens were kept; ``committed[i]`` tokens were added to
+    the request, the recovered or bonus token included. ``matched[p, i]`` is how many leading tokens
+    of an offer equal the committed ones (-1: nothing known), which is how lookup proposers are
+    learned without being used. ``step_seconds`` is the whole step with drafting;
+    ``draft_seconds[p]`` the part that each proposer took, where the engine can tell.
+    """
+
+    verified: Int16Array  # [n]
+    accepted: Int16Array  # [n]
+    committed: Int16Array  # [n]
+    step_seconds: float
+    draft_seconds: Float64Array | None = None  # [p]
+    matched: Int16Array | None = None  # [p, n]
+    prefill_tokens: int = 0
