@@ -19,6 +19,10 @@ class ProfileMismatch(ProfileError):
     """A profile was learned for something else; the message names the field that differs."""
 
 
+class CorruptProfile(ProfileError):
+    """A file is no readable profile, as after a disk fault; it may be set aside."""
+
+
 class InputError(AutoSpecError):
     """A prompts file, trace, journal or request is wrong."""
 
