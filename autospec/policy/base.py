@@ -1,0 +1,144 @@
+"""What a policy sees, what it returns, and the options that every policy's YAML shares."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from autospec.cost import StepCost
+from autospec.records import (
+    NO_PROPOSER,
+    Float32Array,
+    Float64Array,
+    Int16Array,
+    Int32Array,
+    Mode,
+    ProposerInfo,
+)
+
+
+class PolicyOptions(BaseModel):
+    """Options of one policy in YAML; each policy's own class adds a literal ``name``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+Options = TypeVar("Options", bound=PolicyOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One step as a policy sees it; arrays are the controller's and must not be changed.
+
+    ``limits`` is how many tokens each proposer may draft for each request now: caps, room, and for
+    a lookup the length of its offer. ``confidence`` holds the offers' raw confidences, ``hazards``
+    the calibrated ones of every position within the limits. ``stale_tokens`` is the catch-up each
+    model owes, ``behind`` how far a request's time per output token is above its target (1 = on
+    target, 0 = no target).
+    """
+
+    requests: int
+    waiting: int
+    context_tokens: int
+    workloads: Int32Array  # [n]
+    limits: Int16Array  # [p, n]
+    confidence: Float32Array  # [p, n, k]
+    hazards: Float32Array  # [n, p, k]
+    stale_tokens: Float64Array  # [p, n]
+    behind: Float64Array  # [n]
+    cost: StepCost
+    has_prefill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Who drafts and how much, before the controller's bounds are applied."""
+
+    proposer: Int16Array  # [n]
+    k: Int16Array  # [n]
+    mode: Mode = "speculate"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the step of a decision brought; rows as in its view."""
+
+    requests: int
+    workloads: Int32Array  # [n]
+    proposer: Int16Array  # [n]
+    verified: Int16Array  # [n]
+    accepted: Int16Array  # [n]
+    committed: Int16Array  # [n]
+    matched: Int16Array  # [p, n], -1 where nothing is known
+    offer_lengths: Int16Array  # [p, n]
+    step_seconds: float
+    has_prefill: bool
+
+
+class Policy(ABC, Generic[Options]):
+    """Decides steps. State is what ``state`` returns; everything else is derived from options.
+
+    The guard rail and probing overrule ``adaptive`` policies; the others are obeyed.
+    """
+
+    adaptive: ClassVar[bool] = False
+
+    def __init__(
+        self, options: Options, proposers: Sequence[ProposerInfo], rng: np.random.Generator
+    ) -> None:
+        self.options = options
+        self.proposers = tuple(proposers)
+        self.lookup: NDArray[np.bool_] = np.array(
+            [info.kind == "lookup" for info in proposers], dtype=np.bool_
+        )
+        self.rng = rng
+
+    @abstractmethod
+    def decide(self, view: View) -> Decision:
+        """Who drafts and how much in this step."""
+
+    def trim(self, view: View, decision: Decision, hazards: Float32Array) -> Int16Array:
+        """How many of the drafts [n] to verify, given hazards [n, p, k] that know them."""
+        return decision.k
+
+    def learn(self, outcome: Outcome) -> None:
+        """Take note of what a step brought."""
+
+    def wants_offers(self) -> NDArray[np.bool_]:
+        """Which lookups should draft before the next plan [p]."""
+        return self.lookup
+
+    def state(self) -> Mapping[str, Any]:
+        """Everything the policy remembers, as JSON."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved ``state``."""
+
+    def index_of(self, name: str | None) -> int:
+        """The number of a proposer; NO_PROPOSER for None or a name that this engine has not."""
+        for p, info in enumerate(self.proposers):
+            if info.name == name:
+                return p
+        return NO_PROPOSER
+
+
+def uniform(view: View, proposer: int, k: int) -> Decision:
+    """The same proposer and k for every request, as far as each one's limit allows."""
+    if proposer == NO_PROPOSER or k <= 0:
+        return plain(view.requests)
+    ks = np.minimum(view.limits[proposer], k).astype(np.int16)
+    return Decision(np.where(ks > 0, proposer, NO_PROPOSER).astype(np.int16), ks)
+
+
+def plain(requests: int, mode: Mode = "plain") -> Decision:
+    """No speculation for anybody."""
+    return Decision(
+        np.full(requests, NO_PROPOSER, dtype=np.int16), np.zeros(requests, dtype=np.int16), mode
+    )

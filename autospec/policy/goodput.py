@@ -1,0 +1,113 @@
+"""The default: maximise what the step is expected to bring, per request, with hysteresis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from autospec.allocation import Allocation, Prices, allocate, latency_gains, throughput_gains
+from autospec.policy.base import Decision, Policy, PolicyOptions, View, plain
+from autospec.records import NO_PROPOSER, Float32Array, Int16Array, ProposerInfo
+
+
+class GoodputOptions(PolicyOptions):
+    """What to maximise, and how reluctantly to change."""
+
+    name: Literal["goodput"] = "goodput"
+    objective: Annotated[
+        Literal["throughput", "latency", "slo"],
+        Field(
+            description="tokens per second of the batch; time per token of each request; "
+            "tokens per second with requests behind their target first"
+        ),
+    ] = "throughput"
+    hysteresis: Annotated[
+        float, Field(ge=0, lt=1, description="gain that switching a model on or off must promise")
+    ] = 0.01
+    catch_up_steps: Annotated[
+        float, Field(ge=1, description="steps over which a model's catch-up is written off")
+    ] = 16.0
+
+
+class Goodput(Policy[GoodputOptions]):
+    """Fractional programming over calibrated survivals and the learned step cost."""
+
+    adaptive = True
+
+    def __init__(
+        self,
+        options: GoodputOptions,
+        proposers: Sequence[ProposerInfo],
+        rng: np.random.Generator,
+    ) -> None:
+        super().__init__(options, proposers, rng)
+        self._held_depth = np.zeros(len(proposers), dtype=np.int16)
+        self._gains = np.zeros((0, 0, 0), dtype=np.float32)
+
+    def decide(self, view: View) -> Decision:
+        """The allocation of this step; plain while nothing is known of the cost."""
+        if not view.cost.is_known:
+            return plain(view.requests)
+        prices = self._prices(view)
+        chosen = self._allocate(view, view.hazards, view.limits, prices, hold=True)
+        self._held_depth = chosen.depth
+        mode: Literal["speculate", "plain"] = "speculate" if chosen.k.any() else "plain"
+        return Decision(chosen.proposer, chosen.k, mode)
+
+    def trim(self, view: View, decision: Decision, hazards: Float32Array) -> Int16Array:
+        """The same program with drafting already paid and the drafts' confidences known."""
+        rows = np.flatnonzero(decision.proposer != NO_PROPOSER)
+        limits = np.zeros_like(view.limits)
+        limits[decision.proposer[rows], rows] = decision.k[rows]
+        prices = replace(self._prices(view), draft=np.zeros((len(self.proposers), 4)))
+        return self._allocate(view, hazards, limits, prices, hold=False).k
+
+    def _prices(self, view: View) -> Prices:
+        cost = view.cost
+        return Prices(
+            cost.base_seconds(view.requests, view.context_tokens),
+            cost.speculating_seconds,
+            cost.slopes,
+            cost.draft_coefficients,
+            cost.engine.shape,
+            cost.captured,
+        )
+
+    def _allocate(
+        self, view: View, hazards: Float32Array, limits: Int16Array, prices: Prices, hold: bool
+    ) -> Allocation:
+        if self._gains.shape != hazards.shape:
+            self._gains = np.zeros_like(hazards)
+        latency = self.options.objective == "latency"
+        base_value = float(view.requests)
+        if latency:
+            latency_gains(hazards, limits, np.ones(view.requests), self._gains)
+        else:
+            throughput_gains(hazards, limits, self._gains)
+            if self.options.objective == "slo":
+                weights = np.clip(view.behind, 1.0, 4.0)
+                self._gains *= weights[:, None, None].astype(np.float32)
+                base_value = float(weights.sum())
+        return allocate(
+            self._gains,
+            limits,
+            self.lookup,
+            prices,
+            base_value,
+            stale_tokens=view.stale_tokens / self.options.catch_up_steps,
+            latency=latency,
+            held_depth=self._held_depth,
+            hold=self.options.hysteresis if hold else 0.0,
+        )
+
+    def state(self) -> Mapping[str, Any]:
+        """Which models were in use."""
+        return {"held_depth": self._held_depth.tolist()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved ``state``."""
+        self._held_depth = np.array(state["held_depth"], dtype=np.int16)

@@ -1,0 +1,69 @@
+"""When to try what is not in use: a clock per arm, with exponential back-off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+PLAIN = -1
+"""The arm that is plain decoding; the others are the numbers of model proposers."""
+
+_OCTAVES = 24
+
+
+class ProbeClocks:
+    """Steps since each arm was last in use, and how long to wait before trying it.
+
+    An arm that the policy uses by itself starts again at ``first_steps``; one that only probes use
+    waits ``backoff`` times longer after each of them, up to ``max_steps``. Plain decoding has
+    a clock for each octave of load, since its cost differs there.
+    """
+
+    def __init__(
+        self, models: Sequence[int], first_steps: int, backoff: float, max_steps: int
+    ) -> None:
+        self._first = float(first_steps)
+        self._backoff = backoff
+        self._max = float(max_steps)
+        self._models = tuple(models)
+        self._idle: dict[int, int] = dict.fromkeys(self._models, 0)
+        self._wait: dict[int, float] = dict.fromkeys(self._models, self._first)
+        self._plain_idle = [0] * _OCTAVES
+        self._plain_wait = [self._first] * _OCTAVES
+
+    def due(self, requests: int, available: Sequence[int]) -> int | None:
+        """The arm to try in this step, None for no probe. ``available`` models may draft now."""
+        octave = _octave(requests)
+        if self._plain_idle[octave] >= self._plain_wait[octave]:
+            return PLAIN
+        for model in self._models:
+            if model in available and self._idle[model] >= self._wait[model]:
+                return model
+        return None
+
+    def note(self, requests: int, used: Sequence[int], probe: bool) -> None:
+        """A step was planned: ``used`` models draft in it, or PLAIN alone."""
+        octave = _octave(requests)
+        if PLAIN in used:
+            self._plain_idle[octave] = 0
+            self._plain_wait[octave] = self._next(self._plain_wait[octave], probe)
+        else:
+            self._plain_idle[octave] += 1
+        for model in self._models:
+            if model in used:
+                self._idle[model] = 0
+                self._wait[model] = self._next(self._wait[model], probe)
+            else:
+                self._idle[model] += 1
+
+    def restart(self) -> None:
+        """Something changed: look again soon."""
+        for model in self._models:
+            self._wait[model] = self._first
+        self._plain_wait = [self._first] * _OCTAVES
+
+    def _next(self, wait: float, probe: bool) -> float:
+        return min(self._max, wait * self._backoff) if probe else self._first
+
+
+def _octave(requests: int) -> int:
+    return min(_OCTAVES - 1, max(0, requests - 1).bit_length())
