@@ -1,0 +1,229 @@
+"""The ``autospec`` command. Exit codes: 0 done, 1 ran and failed, 2 wrong usage or input."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autospec.errors import AutoSpecError, EngineError, MissingDependency, ModelError
+
+if TYPE_CHECKING:
+    from autospec.profile import Profile, Statistics
+
+TRACEBACK_VARIABLE = "AUTOSPEC_TRACEBACK"
+
+app = typer.Typer(
+    name="autospec",
+    help="Adaptive speculative decoding: who drafts, how many tokens, how many to verify.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+profile_app = typer.Typer(no_args_is_help=True, help="Show, compare, merge and check profiles.")
+policy_app = typer.Typer(no_args_is_help=True, help="List and check policy files.")
+app.add_typer(profile_app, name="profile")
+app.add_typer(policy_app, name="policy")
+
+
+def main() -> None:
+    """Run the command line; errors are one message on standard error, without a traceback."""
+    try:
+        app()
+    except AutoSpecError as error:
+        _leave(str(error), _exit_code(error))
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        _leave(
+            f"{type(error).__name__}: {error} (a fault in AutoSpec; {TRACEBACK_VARIABLE}=1 "
+            "shows where)",
+            1,
+        )
+
+
+def _exit_code(error: AutoSpecError) -> int:
+    ran = isinstance(error, EngineError | MissingDependency) and not isinstance(error, ModelError)
+    return 1 if ran else 2
+
+
+def _leave(message: str, code: int) -> None:
+    sys.stderr.write(f"autospec: {message}\n")
+    raise SystemExit(code)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from autospec import __version__
+
+        typer.echo(f"autospec {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of policy files, for editors."""
+    from autospec.config import settings_schema
+
+    typer.echo(json.dumps(settings_schema(), indent=2))
+
+
+@app.command("demo-model")
+def demo_model() -> None:
+    """Fetch and convert the demo's model into the cache, once."""
+    from autospec.engine.demo_model import ensure_demo_model
+
+    folder = ensure_demo_model(lambda line: typer.echo(line, err=True))
+    typer.echo(str(folder))
+
+
+@policy_app.command("list")
+def policy_list() -> None:
+    """Name the policy files that come with AutoSpec."""
+    from autospec.config import installed_policies, policies_folder
+
+    for name in installed_policies():
+        with (policies_folder() / f"{name}.yaml").open(encoding="utf-8") as file:
+            purpose = file.readline().removeprefix("#").strip()
+        typer.echo(f"{name:<12} {purpose}")
+
+
+@policy_app.command("check")
+def policy_check(
+    policy: Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="Name or YAML file.")],
+    show: Annotated[bool, typer.Option("--show", help="Print every setting as JSON.")] = False,
+) -> None:
+    """Check a policy file; list every mistake in it."""
+    from autospec.config import load_settings
+
+    settings = load_settings(policy)
+    if show:
+        typer.echo(settings.model_dump_json(indent=2))
+    else:
+        typer.echo(f"{policy}: good")
+
+
+ProfileFile = Annotated[Path, typer.Argument(metavar="FILE", help="Profile, JSON.")]
+
+
+@profile_app.command("check")
+def profile_check(file: ProfileFile) -> None:
+    """Check that a file is a whole profile."""
+    from autospec.profile import load_profile
+
+    profile = load_profile(file)
+    typer.echo(f"{file}: good, {len(profile.workloads)} workloads")
+
+
+@profile_app.command("show")
+def profile_show(file: ProfileFile) -> None:
+    """Show what a profile was learned on and what it holds."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from autospec.profile import load_profile
+
+    profile = load_profile(file)
+    console = Console(soft_wrap=True, highlight=False)
+    for name, value in _facts(profile):
+        console.print(f"{name:<18} {value}", markup=False)
+    table = Table("workload", "requests", "proposer", "statistics", title="acceptance")
+    for label, workload in profile.workloads.items():
+        for row, (proposer, statistics) in enumerate(workload.proposers.items() or [("-", {})]):
+            first = (label, f"{workload.requests:g}") if row == 0 else ("", "")
+            table.add_row(*first, proposer, _totals(statistics))
+    console.print(table)
+    table = Table("part", "statistics", title="cost")
+    for part, statistics in profile.cost.items():
+        table.add_row(part, _totals(statistics))
+    console.print(table)
+
+
+@profile_app.command("diff")
+def profile_diff(first: ProfileFile, second: ProfileFile) -> None:
+    """Show where two profiles differ."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from autospec.profile import load_profile
+
+    profiles = load_profile(first), load_profile(second)
+    table = Table("", str(first), str(second))
+    facts = zip(_facts(profiles[0]), _facts(profiles[1]), strict=True)
+    rows = [(name, mine, theirs) for (name, mine), (_, theirs) in facts if mine != theirs]
+    contents = [_contents(profile) for profile in profiles]
+    for name in sorted({*contents[0], *contents[1]}):
+        mine, theirs = contents[0].get(name, "-"), contents[1].get(name, "-")
+        if mine != theirs:
+            rows.append((name, mine, theirs))
+    if not rows:
+        typer.echo("no difference")
+        return
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table)
+
+
+@profile_app.command("merge")
+def profile_merge(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Profiles of the same identity.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the sum goes.")],
+    half_life_days: Annotated[
+        float | None, typer.Option(min=0.001, help="Fade older profiles to the newest one's time.")
+    ] = None,
+) -> None:
+    """Add up profiles of the same identity."""
+    from autospec.profile import load_profile, merge, save_profile
+
+    merged = load_profile(files[0])
+    for file in files[1:]:
+        merged = merge(merged, load_profile(file), half_life_days)
+    save_profile(out, merged)
+    typer.echo(f"{out}: {len(files)} profiles, {len(merged.workloads)} workloads")
+
+
+def _facts(profile: Profile) -> list[tuple[str, str]]:
+    identity = profile.identity
+    updated = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(profile.updated))
+    return [
+        ("target", identity.target),
+        ("proposers", ", ".join(identity.proposers)),
+        ("engine", identity.engine),
+        ("version", identity.version),
+        ("device", identity.device),
+        ("dtype", identity.dtype),
+        ("acceptance_layout", profile.acceptance_layout),
+        ("cost_layout", profile.cost_layout),
+        ("updated", updated),
+        ("provenance", "; ".join(profile.provenance) or "-"),
+    ]
+
+
+def _contents(profile: Profile) -> dict[str, str]:
+    rows = {}
+    for label, workload in profile.workloads.items():
+        rows[f"{label}: requests"] = f"{workload.requests:g}"
+        for proposer, statistics in workload.proposers.items():
+            rows[f"{label}: {proposer}"] = _totals(statistics)
+    for part, statistics in profile.cost.items():
+        rows[f"cost: {part}"] = _totals(statistics)
+    return rows
+
+
+def _totals(statistics: Statistics) -> str:
+    totals = {name: float(array.sum()) for name, array in statistics.items()}
+    text = ", ".join(f"{name} {total:.6g}" for name, total in totals.items())
+    if totals.get("trials") and "successes" in totals:
+        return f"acceptance {totals['successes'] / totals['trials']:.3f} ({text})"
+    return text or "-"
