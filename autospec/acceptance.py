@@ -13,7 +13,7 @@ failed only if A < V, and deeper positions say nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 
 import numpy as np
@@ -25,8 +25,6 @@ from autospec.records import (
     Float64Array,
     Int16Array,
     Int32Array,
-    Int64Array,
-    ProposerInfo,
 )
 
 UInt8Array = NDArray[np.uint8]
@@ -267,24 +265,27 @@ def learn_rows(
 class HazardTable:
     """Counts and posterior hazards of every (workload, proposer), and each request's own record.
 
-    ``num_workloads`` rows include the pooled one. Slots are the controller's rows per request.
+    ``lookup`` [p] marks proposers whose drafts exist beforehand, ``by_confidence`` [p] those whose
+    evidence is their drafts' confidence. ``num_workloads`` rows include the pooled one; slots
+    are the controller's rows per request.
     """
 
     def __init__(
         self,
-        proposers: Sequence[ProposerInfo],
+        lookup: NDArray[np.bool_],
+        by_confidence: NDArray[np.bool_],
         num_workloads: int,
         num_slots: int,
         shrinkage: Shrinkage,
     ) -> None:
-        cells = (num_workloads, len(proposers), NUM_BUCKETS, NUM_BINS)
-        self.lookup = np.array([p.kind == "lookup" for p in proposers], dtype=np.bool_)
+        cells = (num_workloads, len(lookup), NUM_BUCKETS, NUM_BINS)
+        self.lookup = lookup
         self.successes = np.zeros(cells)
         self.trials = np.zeros(cells)
         self.fresh = np.zeros((cells[0], cells[1], 2, cells[2], cells[3]))
-        self.priors = np.where(self.lookup[:, None], _lookup_prior()[None, :], _MODEL_PRIOR)
-        self.record = np.zeros((num_slots, len(proposers), 4))
-        self.drift = np.zeros((num_workloads, len(proposers), 2))
+        self.priors = np.where(by_confidence[:, None], _confidence_prior()[None, :], _MODEL_PRIOR)
+        self.record = np.zeros((num_slots, len(lookup), 4))
+        self.drift = np.zeros((num_workloads, len(lookup), 2))
         self.streak = np.zeros(num_slots, dtype=np.int16)
         self._strengths = shrinkage.as_array()
         self._scratch = np.zeros(4)
@@ -314,6 +315,13 @@ class HazardTable:
         for p in np.flatnonzero(self.lookup):
             confidence_bins(offer_confidence[p], offer_lengths[p], _BIN_OF, bins, p)
         context_bins(slots, self.lookup, offer_lengths, bins, self.streak)
+
+    def draft_evidence(
+        self, confidence: Float32Array, limits: Int16Array, bins: UInt8Array
+    ) -> None:
+        """Write the bins of fresh drafts' confidences [n, k], up to each proposer's limits [p, n]."""
+        for p in range(limits.shape[0]):
+            confidence_bins(confidence, limits[p], _BIN_OF, bins, p)
 
     def hazards(
         self,
@@ -397,7 +405,7 @@ def survivals(hazards: Float64Array) -> Float64Array:
     return np.cumprod(hazards)
 
 
-def _lookup_prior() -> Float64Array:
-    """A raw confidence's bin is taken at its word until it has been seen."""
+def _confidence_prior() -> Float64Array:
+    """A raw confidence is taken at its word until it has been seen."""
     edges = np.array((0.0, *BIN_EDGES, 1.0))
     return (edges[1:] + edges[:-1]) / 2

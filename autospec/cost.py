@@ -179,7 +179,10 @@ class StepCost:
         self.engine = engine
         self._num_proposers = len(proposers)
         self.captured = np.array(engine.captured_sizes, dtype=np.int32)
-        self.models = [p for p, info in enumerate(proposers) if info.kind != "lookup"]
+        self.models = sorted(
+            (p for p, info in enumerate(proposers) if info.kind != "lookup"),
+            key=lambda p: proposers[p].name,  # saved statistics must not depend on the order
+        )
         size = NUM_VERIFY + NUM_DRAFT * len(self.models)
         self.beta = np.zeros(size)
         self.relative_error = _NOISE

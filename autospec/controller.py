@@ -1,0 +1,703 @@
+"""The controller: plan, trim and observe around every engine step, and what is learned by it."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autospec import acceptance, cost
+from autospec.acceptance import HazardTable, Shrinkage
+from autospec.allocation import Prices, allocate, latency_gains, throughput_gains
+from autospec.config import Settings
+from autospec.cost import StepCost, StepLoad, round_up
+from autospec.errors import ConfigError
+from autospec.guard import Guard
+from autospec.journal import Journal
+from autospec.metrics import Event, Metrics
+from autospec.policy import make_policy
+from autospec.policy.base import Decision, Outcome, View, plain
+from autospec.probe import PLAIN, ProbeClocks
+from autospec.profile import Identity, Profile, WorkloadProfile, save_delta, warm_start
+from autospec.records import (
+    NO_PROPOSER,
+    BatchState,
+    EngineInfo,
+    Float32Array,
+    Int16Array,
+    Mode,
+    Plan,
+    ProposerInfo,
+    Request,
+    StepResult,
+)
+from autospec.rows import (
+    UNKNOWN_SLOT,
+    Nothing,
+    RequestRows,
+    StepRecord,
+    bound_decision,
+    clean_result,
+    fill_limits,
+    sum_up_models,
+)
+from autospec.workload import Workloads
+
+log = logging.getLogger("autospec")
+
+_STEPS_UNDER_WAY = 32
+_SPEEDUP_WINDOW_STEPS = 1024
+_PROBE_K = 3
+_PROBE_REQUESTS = 8
+
+
+class Controller:
+    """Decides, for every step of one engine, who drafts, how many tokens, and how many to verify.
+
+    ``plan``, ``trim`` and ``observe`` are called once per step, in this order, from one thread; they
+    never raise. A fault in a policy makes the step plain, is counted and logged once. ``start``
+    and ``finish`` frame a request. Raises ConfigError when settings do not fit the engine.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        proposers: Sequence[ProposerInfo],
+        engine: EngineInfo,
+        *,
+        profile: Profile | None = None,
+        metrics: Metrics | None = None,
+        journal: Journal | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        wall_clock: Callable[[], float] = time.time,
+        seed: int = 0,
+    ) -> None:
+        self.settings = settings
+        self.proposers = tuple(proposers)
+        self.engine = engine
+        self.identity = Identity.of(engine, self.proposers)
+        self.k_max = max((info.max_k for info in proposers), default=0)
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._metrics = metrics
+        self._journal = journal
+        self._most = _usable(settings, self.proposers)
+        if profile is None and settings.profile.path is not None:
+            profile = warm_start(
+                settings.profile.path, self.identity, acceptance.LAYOUT, cost.LAYOUT
+            )
+        elif profile is not None:
+            profile.require(self.identity, acceptance.LAYOUT, cost.LAYOUT)
+        self.is_warm = profile is not None
+        self.workloads = Workloads(
+            settings.workloads.rules, () if profile is None else profile.workloads
+        )
+        self.rows = RequestRows()
+        shrinkage = Shrinkage()
+        num_workloads = self.workloads.capacity + 1  # row 0 pools them all
+        lookup = np.array([info.kind == "lookup" for info in proposers], dtype=np.bool_)
+        self.acceptance = HazardTable(lookup, lookup, num_workloads, len(self.rows), shrinkage)
+        self.draft_acceptance = HazardTable(
+            lookup, np.ones_like(lookup), num_workloads, len(self.rows), shrinkage
+        )
+        self.cost = StepCost(self.proposers, engine)
+        self.policy = make_policy(settings.policy, self.proposers, np.random.default_rng(seed))
+        probe, guard = settings.probe, settings.guard
+        self._probes = (
+            ProbeClocks(
+                self.cost.models, probe.first_steps, probe.backoff, probe.max_interval_steps
+            )
+            if self.policy.adaptive and probe.enabled
+            else None
+        )
+        self._guard = (
+            Guard(guard.margin, guard.window_steps, guard.hold_steps)
+            if self.policy.adaptive and guard.enabled
+            else None
+        )
+        self._requests_by_workload = np.zeros(self.workloads.capacity)
+        self._num_named = 0
+        self._next_plan_id = 0
+        self._records = [
+            StepRecord(len(self.proposers), self.k_max) for _ in range(_STEPS_UNDER_WAY)
+        ]
+        p = len(self.proposers)
+        self._depth, self._draft_tokens, self._catch_up = np.zeros((3, p))
+        self._nothing = Nothing(p, self.k_max)
+        self._logged: set[str] = set()
+        self._committed_sum = 0.0
+        self._estimated_speedup: float | None = None
+        self._has_targets = False
+        self.last_decision_seconds = 0.0
+        self._plain_sum = 0.0
+        self._saving: threading.Thread | None = None
+        self._saved_at = wall_clock()
+        if profile is not None:
+            self._load(profile.faded(wall_clock(), settings.profile.half_life_days))
+        if metrics is not None:
+            metrics.bind([info.name for info in self.proposers])
+        if journal is not None:
+            journal.begin(
+                settings.model_dump(mode="json"),
+                asdict(self.identity),
+                tuple(info.name for info in self.proposers),
+                {"python": platform.python_version(), "numpy": np.__version__},
+            )
+        self._name_workloads()
+        _warm(self.proposers, engine, self.k_max)
+
+    # Requests -------------------------------------------------------------------------------
+
+    def start(self, request: Request) -> int:
+        """A request begins to run; returns its handle. Never raises for a bad request."""
+        try:
+            workload = self.workloads.index(request)
+        except Exception as error:
+            self._fault("workload", error)
+            workload = 0
+        target = request.tpot_target_seconds
+        if target is None:
+            target = (self.settings.tpot_target_ms or 0.0) / 1000.0
+        max_k = self.settings.max_k if request.max_k is None else request.max_k
+        handle = self.rows.start(workload, max(0, min(max_k, self.settings.max_k)), target)
+        if len(self.rows) > len(self.acceptance.streak):
+            self.acceptance.grow(len(self.rows))
+            self.draft_acceptance.grow(len(self.rows))
+        slot = self.rows.slot_of(handle)
+        self._has_targets |= target > 0.0
+        self.acceptance.start(slot)
+        self.draft_acceptance.start(slot)
+        self._requests_by_workload[workload] += 1.0
+        self._name_workloads()
+        return handle
+
+    def finish(self, handle: int) -> None:
+        """The request ended, however it did. Unknown handles are counted and ignored."""
+        slot = self.rows.slot_of(handle)
+        if slot == UNKNOWN_SLOT:
+            self._dropped("unknown request")
+            return
+        self.rows.finish(slot)
+        path = self.settings.profile.path
+        if path is not None:
+            age = self._wall_clock() - self._saved_at
+            if age >= self.settings.profile.save_every_seconds:
+                self._save_in_background(path)
+
+    # The hot path ---------------------------------------------------------------------------
+
+    def wants_offers(self) -> NDArray[np.bool_]:
+        """Which lookups should draft before the next plan [p]."""
+        return self.policy.wants_offers() & (self._most > 0)
+
+    def plan(self, batch: BatchState) -> Plan:
+        """Decide the next step. Plain decoding if anything is wrong."""
+        started = self._clock()
+        plan_id = self._next_plan_id
+        self._next_plan_id += 1
+        record = self._records[plan_id % _STEPS_UNDER_WAY]
+        record.plan_id = -1
+        try:
+            plan = self._plan(plan_id, record, batch)
+        except Exception as error:
+            self._fault("plan", error)
+            handles = np.asarray(batch.handles)
+            zeros = np.zeros(handles.shape[0], dtype=np.int16)
+            plan = Plan(
+                plan_id, handles, np.full_like(zeros, NO_PROPOSER), zeros, zeros, "fallback"
+            )
+        record.decision_seconds = self._clock() - started
+        return plan
+
+    def trim(self, plan: Plan, drafted: Int16Array, confidence: Float32Array | None) -> Plan:
+        """How many of the drafts to verify, once they are there.
+
+        ``drafted`` [n] tokens were really drafted; ``confidence`` [n, k] is their proposers' own
+        (NaN or None: unknown).
+        """
+        started = self._clock()
+        record = self._records[plan.id % _STEPS_UNDER_WAY]
+        try:
+            verify = np.clip(drafted, 0, plan.k).astype(np.int16)
+            if confidence is not None and record.plan_id == plan.id and self.policy.adaptive:
+                verify = self._trim(plan, record, verify, confidence)
+            plan = replace(plan, verify=verify)
+        except Exception as error:
+            self._fault("trim", error)
+        record.decision_seconds += self._clock() - started
+        return plan
+
+    def observe(self, plan: Plan, result: StepResult) -> None:
+        """Learn from what a planned step brought; late, repeated or broken results are dropped."""
+        started = self._clock()
+        record = self._records[plan.id % _STEPS_UNDER_WAY]
+        if record.plan_id != plan.id:
+            self._dropped("late or repeated" if plan.mode != "fallback" else "fallback step")
+            return
+        record.plan_id = -1
+        try:
+            self._observe(plan, record, result, started)
+        except Exception as error:
+            self._fault("observe", error)
+
+    # What was learned -----------------------------------------------------------------------
+
+    def save(self, path: Path | None = None) -> Path | None:
+        """Add what was learned since the last save to a profile; returns its path.
+
+        Without ``path`` the settings' one is used; None if there is neither. Raises ProfileError.
+        """
+        path = path if path is not None else self.settings.profile.path
+        if path is None:
+            return None
+        self._join_saving()
+        self._saved_at = self._wall_clock()
+        save_delta(path, self._take_fresh(), self.settings.profile.half_life_days)
+        return path
+
+    def close(self) -> None:
+        """Save if the settings say where, and close the journal. Never raises."""
+        try:
+            self.save()
+        except Exception as error:
+            self._fault("save", error)
+        if self._journal is not None:
+            self._journal.close()
+
+    @property
+    def measured_speedup(self) -> float | None:
+        """Committed tokens over the estimate for plain decoding, lately; None without data."""
+        return self._committed_sum / self._plain_sum if self._plain_sum > 0.0 else None
+
+    # ----------------------------------------------------------------------------------------
+
+    def _plan(self, plan_id: int, record: StepRecord, batch: BatchState) -> Plan:
+        handles = batch.handles
+        n = handles.shape[0]
+        record.resize(n)
+        unknown = self.rows.resolve(handles, record.slots)
+        if unknown:
+            self._dropped("unknown request")
+        empty = self._nothing.fit(n)
+        offers = empty.lengths if batch.offer_lengths is None else batch.offer_lengths
+        confidence = (
+            empty.confidence if batch.offer_confidence is None else batch.offer_confidence
+        )
+        fill_limits(
+            record.slots,
+            self.rows.max_k,
+            self.rows.workload,
+            empty.room if batch.room is None else batch.room,
+            self._most,
+            self.acceptance.lookup,
+            offers,
+            record.workloads,
+            record.limits,
+            record.offer_lengths,
+        )
+        record.workloads += 1
+        self.acceptance.evidence(record.slots, record.offer_lengths, confidence, record.bins)
+        self.acceptance.hazards(
+            record.slots, record.workloads, record.limits, record.bins, record.hazards
+        )
+        if batch.stale_tokens is None:
+            record.stale[:] = 0.0
+        else:
+            record.stale[:] = batch.stale_tokens
+        record.context_tokens = int(batch.context_tokens.sum())
+        record.waiting = batch.waiting_requests
+        record.is_trimmed = False
+        record.view = self._view(record, batch, confidence)
+        decision, mode = self._decide(record.view)
+        proposer, k = np.empty((2, n), dtype=np.int16)
+        expected, verified, longest, switches = bound_decision(
+            decision.proposer,
+            decision.k,
+            record.limits,
+            record.hazards,
+            self.rows.last_proposer,
+            record.slots,
+            proposer,
+            k,
+        )
+        sum_up_models(
+            proposer, k, record.stale, self.acceptance.lookup,
+            self._depth, self._draft_tokens, self._catch_up,
+        )  # fmt: skip
+        if verified == 0 and mode == "speculate":
+            mode = "plain"
+        if self._probes is not None:
+            used = [PLAIN] if verified == 0 else [m for m in self.cost.models if self._depth[m]]
+            self._probes.note(n, used, mode == "probe")
+        seconds = None
+        if self.cost.is_known and n > 0:
+            seconds = self.cost.predict(self._load_of(record, n, verified, longest))
+            plain_seconds = self.cost.plain_seconds(n, record.context_tokens)
+            if seconds > 0.0:
+                self._estimated_speedup = expected / seconds * plain_seconds / n
+        if self._metrics is not None:
+            if switches:
+                self._metrics.add_event("switch", switches)
+            if mode == "probe":
+                self._metrics.add_event("probe")
+            self._metrics.set_load(n, batch.waiting_requests)
+        record.plan_id = plan_id
+        return Plan(plan_id, handles, proposer, k, k, mode, seconds, expected)
+
+    def _decide(self, view: View) -> tuple[Decision, Mode]:
+        """The policy's decision, unless guard or probes overrule an adaptive policy."""
+        if self._guard is not None and self._guard.is_holding:
+            return plain(view.requests), "guard"
+        if self._probes is not None and self.cost.is_known and view.requests > 0:
+            available = [m for m in self.cost.models if view.limits[m].any()]
+            arm = self._probes.due(view.requests, available)
+            if arm == PLAIN:
+                return plain(view.requests), "probe"
+            if arm is not None:
+                return self._probe(view, arm), "probe"
+        decision = self.policy.decide(view)
+        return decision, decision.mode
+
+    def _probe(self, view: View, model: int) -> Decision:
+        """The policy's decision, but some requests draft with ``model``."""
+        decision = self.policy.decide(view)
+        rows = np.flatnonzero(view.limits[model] > 0)
+        if len(rows) > _PROBE_REQUESTS:
+            rows = self.policy.rng.choice(rows, _PROBE_REQUESTS, replace=False)
+        proposer, k = decision.proposer.copy(), decision.k.copy()
+        proposer[rows] = model
+        k[rows] = _PROBE_K
+        return Decision(proposer, k)
+
+    def _view(self, record: StepRecord, batch: BatchState, confidence: Float32Array) -> View:
+        slots = record.slots
+        behind = self._nothing.behind
+        if self._has_targets:
+            tokens = np.maximum(self.rows.decode_tokens[slots], 1.0)
+            target = self.rows.target_seconds[slots]
+            pace = self.rows.decode_seconds[slots] / tokens
+            behind = np.divide(pace, target, out=np.zeros_like(pace), where=target > 0.0)
+        return View(
+            slots.shape[0],
+            batch.waiting_requests,
+            record.context_tokens,
+            record.workloads,
+            record.limits,
+            confidence,
+            record.hazards,
+            record.stale,
+            behind,
+            self.cost,
+            batch.prefill_tokens > 0,
+        )
+
+    def _load_of(self, record: StepRecord, n: int, verified: int, longest: int) -> StepLoad:
+        tokens = n + verified
+        if self.engine.shape == "padded":
+            tokens = n * (1 + longest)
+        elif self.engine.shape == "stepped":
+            tokens = int(round_up(tokens, self.cost.captured))
+        return StepLoad(
+            tokens,
+            n,
+            record.context_tokens,
+            verified > 0,
+            self._depth,
+            self._draft_tokens,
+            self._catch_up,
+        )
+
+    def _trim(
+        self, plan: Plan, record: StepRecord, verify: Int16Array, confidence: Float32Array
+    ) -> Int16Array:
+        by_model = (plan.proposer >= 0) & ~self.acceptance.lookup[plan.proposer]
+        rows = np.flatnonzero(by_model & (verify > 0) & ~np.isnan(confidence[:, 0]))
+        if len(rows) == 0 or record.view is None:
+            return verify
+        limits = record.draft_limits
+        limits[:] = 0
+        limits[plan.proposer[rows], rows] = verify[rows]
+        self.draft_acceptance.draft_evidence(confidence, limits, record.draft_bins)
+        record.draft_hazards[:] = record.hazards
+        self.draft_acceptance.hazards(
+            record.slots, record.workloads, limits, record.draft_bins, record.draft_hazards
+        )
+        record.is_trimmed = True
+        if plan.mode != "speculate":
+            return verify
+        kept = self.policy.trim(
+            record.view, Decision(plan.proposer, verify), record.draft_hazards
+        )
+        return np.minimum(verify, kept).astype(np.int16)
+
+    def _observe(
+        self, plan: Plan, record: StepRecord, result: StepResult, started: float
+    ) -> None:
+        n = plan.handles.shape[0]
+        verified, accepted, committed = np.empty((3, n), dtype=np.int16)
+        total = clean_result(
+            plan.k, result.verified, result.accepted, result.committed,
+            verified, accepted, committed,
+        )  # fmt: skip
+        self.rows.resolve(plan.handles, record.slots)
+        known = record.slots != UNKNOWN_SLOT
+        matched = result.matched
+        if matched is None:
+            matched = self._nothing.fit(n).matched
+        drifts = self.acceptance.learn(
+            record.slots, record.workloads, known, plan.proposer, verified, accepted, committed,
+            matched, record.offer_lengths, record.bins, record.hazards,
+        )  # fmt: skip
+        if record.is_trimmed:
+            drafted = (record.draft_limits.sum(axis=0) > 0) & (plan.proposer >= 0)
+            self.draft_acceptance.learn(
+                record.slots, record.workloads, known,
+                np.where(drafted, plan.proposer, NO_PROPOSER).astype(np.int16),
+                verified, accepted, committed, self._nothing.fit(n).matched,
+                record.offer_lengths, record.draft_bins, record.draft_hazards,
+            )  # fmt: skip
+        if drifts:
+            self._event("drift", drifts)
+            if self._probes is not None:
+                self._probes.restart()
+        step_seconds = result.step_seconds
+        is_timed = bool(np.isfinite(step_seconds) and step_seconds > 0.0)
+        if is_timed:
+            self._learn_time(plan, record, result, verified, total)
+        else:
+            self._dropped("unusable step time")
+        self.policy.learn(
+            Outcome(
+                n, record.workloads, plan.proposer, verified, accepted, committed, matched,
+                record.offer_lengths, step_seconds, result.prefill_tokens > 0,
+            )
+        )  # fmt: skip
+        if self._metrics is not None:
+            self._metrics.add_tokens(
+                plan.proposer, record.workloads - 1, plan.k, verified, accepted, committed
+            )
+            self._metrics.set_speedup(self._estimated_speedup, self.measured_speedup)
+        decision_seconds = record.decision_seconds + self._clock() - started
+        self.last_decision_seconds = decision_seconds
+        if self._metrics is not None:
+            self._metrics.add_step(
+                plan.mode, step_seconds if is_timed else None, decision_seconds
+            )
+        if self._journal is not None:
+            self._journal.write_step(
+                plan, result, record.workloads - 1, record.waiting, record.context_tokens,
+                decision_seconds,
+            )  # fmt: skip
+
+    def _learn_time(
+        self,
+        plan: Plan,
+        record: StepRecord,
+        result: StepResult,
+        verified: Int16Array,
+        committed: int,
+    ) -> None:
+        """Step time -> cost model, targets, guard and the measured speedup."""
+        n = plan.handles.shape[0]
+        sum_up_models(
+            plan.proposer, plan.k, record.stale, self.acceptance.lookup,
+            self._depth, self._draft_tokens, self._catch_up,
+        )  # fmt: skip
+        num_verified = int(verified.sum())
+        load = self._load_of(record, n, num_verified, int(verified.max(initial=0)))
+        if n > 0:
+            self.cost.observe(
+                load, result.step_seconds, result.draft_seconds, result.prefill_tokens
+            )
+        if self._has_targets:
+            self.rows.decode_seconds[record.slots] += result.step_seconds
+            self.rows.decode_tokens[record.slots] += result.committed
+        if result.prefill_tokens > 0 or n == 0 or not self.cost.is_known:
+            return
+        plain_seconds = self.cost.plain_seconds(n, record.context_tokens)
+        if plain_seconds <= 0.0:
+            return
+        plain_tokens_per_second = n / plain_seconds
+        keep = 1.0 - 1.0 / _SPEEDUP_WINDOW_STEPS
+        self._committed_sum = self._committed_sum * keep + committed
+        self._plain_sum = (
+            self._plain_sum * keep + plain_tokens_per_second * result.step_seconds
+        )
+        if self._guard is not None:
+            if num_verified == 0:
+                self._guard.note_plain()
+            elif plan.mode == "speculate" and self._guard.note_speculative(
+                committed, result.step_seconds, plain_tokens_per_second
+            ):
+                self._event("guard")
+
+    def _load(self, profile: Profile) -> None:
+        labels = {label: w for w, label in enumerate(self.workloads.labels)}
+        for label, saved in profile.workloads.items():
+            if label not in labels:
+                continue
+            for p, info in enumerate(self.proposers):
+                statistics = saved.proposers.get(info.name)
+                if statistics is not None:
+                    row = labels[label] + 1
+                    self.acceptance.load(
+                        row, p, statistics["successes"], statistics["trials"]
+                    )
+                    self.draft_acceptance.load(
+                        row, p, statistics["draft_successes"], statistics["draft_trials"]
+                    )
+        if "step" in profile.cost:
+            self.cost.load(profile.cost["step"])
+
+    def _take_fresh(self) -> Profile:
+        """What was learned since the last call, as a profile to be added."""
+        workloads = {}
+        for w, label in enumerate(self.workloads.labels):
+            proposers = {}
+            for p, info in enumerate(self.proposers):
+                ahead = self.acceptance.take_fresh(w + 1, p)
+                drafts = self.draft_acceptance.take_fresh(w + 1, p)
+                if ahead["trials"].any() or drafts["trials"].any():
+                    proposers[info.name] = {
+                        "successes": ahead["successes"],
+                        "trials": ahead["trials"],
+                        "draft_successes": drafts["successes"],
+                        "draft_trials": drafts["trials"],
+                    }
+            requests = float(self._requests_by_workload[w])
+            self._requests_by_workload[w] = 0.0
+            if proposers or requests:
+                workloads[label] = WorkloadProfile(requests, proposers)
+        return Profile(
+            self.identity,
+            acceptance.LAYOUT,
+            cost.LAYOUT,
+            workloads,
+            {"step": self.cost.take_fresh()},
+            (f"learned while serving with policy {type(self.policy).__name__.lower()}",),
+            self._wall_clock(),
+        )
+
+    def _save_in_background(self, path: Path) -> None:
+        if self._saving is not None and self._saving.is_alive():
+            return
+        self._saved_at = self._wall_clock()
+        fresh = self._take_fresh()
+
+        def write() -> None:
+            try:
+                save_delta(path, fresh, self.settings.profile.half_life_days)
+            except Exception as error:
+                self._fault("save", error)
+
+        self._saving = threading.Thread(target=write, name="autospec-profile")
+        self._saving.start()
+
+    def _join_saving(self) -> None:
+        if self._saving is not None:
+            self._saving.join()
+            self._saving = None
+
+    def _name_workloads(self) -> None:
+        labels = self.workloads.labels
+        for index in range(self._num_named, len(labels)):
+            if self._metrics is not None:
+                self._metrics.name_workload(index, labels[index])
+            if self._journal is not None:
+                self._journal.name_workload(index, labels[index])
+        self._num_named = len(labels)
+
+    def _event(self, event: Event, count: int = 1) -> None:
+        if self._metrics is not None:
+            self._metrics.add_event(event, count)
+
+    def _dropped(self, reason: str) -> None:
+        if self._metrics is not None:
+            self._metrics.add_dropped(reason)
+
+    def _fault(self, place: str, error: Exception) -> None:
+        """Count a fault of ours; log the first of its kind with its traceback."""
+        if self._metrics is not None:
+            self._metrics.add_fallback(place)
+        if place not in self._logged:
+            self._logged.add(place)
+            log.error(
+                "AutoSpec failed in %s; serving goes on without it (logged once)",
+                place,
+                exc_info=error,
+            )
+
+
+def _usable(settings: Settings, proposers: Sequence[ProposerInfo]) -> Int16Array:
+    """The most tokens each proposer may draft [p]; 0 for those that the settings leave out."""
+    names = [info.name for info in proposers]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"proposers: every name must differ, found {names}")
+    allowed = names if settings.proposers is None else settings.proposers
+    for name in allowed:
+        if name not in names:
+            raise ConfigError(
+                f"proposers: {name!r} is not a proposer of this engine; it has {names}"
+            )
+    return np.array(
+        [info.max_k if info.name in allowed else 0 for info in proposers], dtype=np.int16
+    )
+
+
+def _warm(proposers: Sequence[ProposerInfo], engine: EngineInfo, k_max: int) -> None:
+    """Compile, or load from the disk cache, every kernel of the hot path before a request needs it."""
+    n, p = 1, len(proposers)
+    if p == 0:
+        return
+    lookup = np.array([info.kind == "lookup" for info in proposers], dtype=np.bool_)
+    rows = RequestRows(2)
+    record = StepRecord(p, k_max)
+    record.resize(n)
+    nothing = Nothing(p, k_max).fit(n)
+    rows.resolve(np.array([rows.start(0, k_max, 0.0)], dtype=np.int64), record.slots)
+    most = np.ones(p, dtype=np.int16)
+    fill_limits(
+        record.slots, rows.max_k, rows.workload, nothing.room, most, lookup, nothing.lengths,
+        record.workloads, record.limits, record.offer_lengths,
+    )  # fmt: skip
+    for by_confidence in (lookup, np.ones_like(lookup)):
+        table = HazardTable(lookup, by_confidence, 2, len(rows), Shrinkage())
+        table.evidence(record.slots, record.offer_lengths, nothing.confidence, record.bins)
+        table.draft_evidence(nothing.confidence[0], record.limits, record.bins)
+        table.hazards(record.slots, record.workloads, record.limits, record.bins, record.hazards)
+        zeros = np.zeros(n, dtype=np.int16)
+        table.learn(
+            record.slots, record.workloads, np.ones(n, dtype=np.bool_), zeros, zeros, zeros,
+            zeros, nothing.matched, record.offer_lengths, record.bins, record.hazards,
+        )  # fmt: skip
+    step_cost = StepCost(proposers, engine)
+    depth, draft_tokens, catch_up = np.zeros((3, p))
+    for speculating in (False, True):
+        load = StepLoad(1, 1, 1, speculating, depth, draft_tokens, catch_up)
+        step_cost.observe(load, 1.0, None)
+    proposer, k = np.zeros((2, n), dtype=np.int16)
+    bound_decision(
+        proposer, k, record.limits, record.hazards, rows.last_proposer, record.slots,
+        proposer.copy(), k.copy(),
+    )  # fmt: skip
+    sum_up_models(proposer, k, record.stale, lookup, depth, draft_tokens, catch_up)
+    clean_result(k, k, k, k, k.copy(), k.copy(), k.copy())
+    gains = np.zeros_like(record.hazards)
+    latency_gains(record.hazards, record.limits, np.ones(n), gains)
+    throughput_gains(record.hazards, record.limits, gains)
+    allocate(
+        gains,
+        record.limits,
+        lookup,
+        Prices(
+            1.0, 0.0, step_cost.slopes, step_cost.draft_coefficients, "packed", step_cost.captured
+        ),
+        1.0,
+    )

@@ -1,0 +1,284 @@
+"""The controller's table of running requests, and the records of steps that are under way."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autospec.acceptance import UInt8Array
+from autospec.compiled import compiled
+from autospec.policy.base import View
+from autospec.records import (
+    Float32Array,
+    Float64Array,
+    Int16Array,
+    Int32Array,
+    Int64Array,
+)
+
+SLOT_BITS = 20
+MAX_SLOTS = 1 << SLOT_BITS
+UNKNOWN_SLOT = 0
+"""The slot of a handle that is not running; never given to a request."""
+
+
+class RequestRows:
+    """Slots for running requests. A handle names a slot and its generation, so it is never reused.
+
+    Slots of ended requests serve later ones; arrays double when there is no room.
+    """
+
+    def __init__(self, num_slots: int = 64) -> None:
+        self.generation = np.zeros(num_slots, dtype=np.int64)
+        self.running = np.zeros(num_slots, dtype=np.bool_)
+        self.workload = np.zeros(num_slots, dtype=np.int32)
+        self.max_k = np.zeros(num_slots, dtype=np.int16)
+        self.target_seconds = np.zeros(num_slots)  # per token; 0: no target
+        self.decode_seconds = np.zeros(num_slots)
+        self.decode_tokens = np.zeros(num_slots)
+        self.last_proposer = np.full(num_slots, -1, dtype=np.int16)
+        self._free = list(range(num_slots - 1, UNKNOWN_SLOT, -1))
+
+    def __len__(self) -> int:
+        return len(self.generation)
+
+    def start(self, workload: int, max_k: int, target_seconds: float) -> int:
+        """Take a slot; returns the handle. Raises OverflowError at 2^20 running requests."""
+        if not self._free:
+            self._grow()
+        slot = self._free.pop()
+        self.generation[slot] += 1
+        self.running[slot] = True
+        self.workload[slot] = workload
+        self.max_k[slot] = max_k
+        self.target_seconds[slot] = target_seconds
+        self.decode_seconds[slot] = 0.0
+        self.decode_tokens[slot] = 0.0
+        self.last_proposer[slot] = -1
+        return (int(self.generation[slot]) << SLOT_BITS) | slot
+
+    def slot_of(self, handle: int) -> int:
+        """The running request's slot, UNKNOWN_SLOT when there is none."""
+        slot = int(handle) & (MAX_SLOTS - 1)
+        if slot >= len(self) or not self.running[slot]:
+            return UNKNOWN_SLOT
+        return slot if int(self.generation[slot]) == int(handle) >> SLOT_BITS else UNKNOWN_SLOT
+
+    def finish(self, slot: int) -> None:
+        """Give the slot back."""
+        self.running[slot] = False
+        self._free.append(slot)
+
+    def resolve(self, handles: Int64Array, slots: Int32Array) -> int:
+        """Write the slots [n] of handles [n]; returns how many are not running."""
+        return resolve_handles(handles, self.generation, self.running, slots)
+
+    def _grow(self) -> None:
+        old = len(self)
+        if old >= MAX_SLOTS:
+            raise OverflowError(f"{MAX_SLOTS} requests are running; none more can start")
+        for name in (
+            "generation",
+            "running",
+            "workload",
+            "max_k",
+            "target_seconds",
+            "decode_seconds",
+            "decode_tokens",
+            "last_proposer",
+        ):
+            array = getattr(self, name)
+            setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
+        self._free = list(range(2 * old - 1, old - 1, -1))
+
+
+class Nothing:
+    """Stand-ins for what a batch state may leave out, for batches of any size."""
+
+    def __init__(self, num_proposers: int, k_max: int) -> None:
+        self._shape = (num_proposers, k_max)
+        self._make(0)
+
+    def fit(self, n: int) -> Nothing:
+        """The same object, its arrays fitted to ``n`` requests."""
+        if n != self.room.shape[0]:
+            self._make(n)
+        return self
+
+    def _make(self, n: int) -> None:
+        p, k = self._shape
+        self.lengths: Int16Array = np.zeros((p, n), dtype=np.int16)
+        self.confidence: Float32Array = np.zeros((p, n, k), dtype=np.float32)
+        self.matched: Int16Array = np.full((p, n), -1, dtype=np.int16)
+        self.room: Int16Array = np.full(n, np.iinfo(np.int16).max, dtype=np.int16)
+        self.behind: Float64Array = np.zeros(n)
+
+
+class StepRecord:
+    """What the controller remembers of a step between plan and observe; arrays are reused."""
+
+    def __init__(self, num_proposers: int, k_max: int) -> None:
+        self._shape = (num_proposers, k_max)
+        self.plan_id = -1
+        self.decision_seconds = 0.0
+        self.context_tokens = 0
+        self.waiting = 0
+        self.is_trimmed = False
+        self.view: View | None = None
+        self._make(0)
+
+    def resize(self, n: int) -> None:
+        """Fit the arrays to ``n`` requests; their content is undefined."""
+        if n != self.slots.shape[0]:
+            self._make(n)
+
+    def _make(self, n: int) -> None:
+        p, k = self._shape
+        self.slots: Int32Array = np.zeros(n, dtype=np.int32)
+        self.workloads: Int32Array = np.zeros(n, dtype=np.int32)
+        self.limits: Int16Array = np.zeros((p, n), dtype=np.int16)
+        self.offer_lengths: Int16Array = np.zeros((p, n), dtype=np.int16)
+        self.bins: UInt8Array = np.zeros((n, p, k), dtype=np.uint8)
+        self.hazards: Float32Array = np.zeros((n, p, k), dtype=np.float32)
+        self.draft_bins: UInt8Array = np.zeros((n, p, k), dtype=np.uint8)
+        self.draft_hazards: Float32Array = np.zeros((n, p, k), dtype=np.float32)
+        self.draft_limits: Int16Array = np.zeros((p, n), dtype=np.int16)
+        self.stale: Float64Array = np.zeros((p, n))
+
+
+@compiled
+def resolve_handles(
+    handles: Int64Array,
+    generation: Int64Array,
+    running: NDArray[np.bool_],
+    slots: Int32Array,
+) -> int:
+    """Slots [n] of handles [n]; 0 for those that are not running, which are counted."""
+    unknown = 0
+    for i in range(handles.shape[0]):
+        slot = handles[i] & ((1 << 20) - 1)
+        if (
+            handles[i] > 0
+            and slot < running.shape[0]
+            and running[slot]
+            and generation[slot] == handles[i] >> 20
+        ):
+            slots[i] = slot
+        else:
+            slots[i] = 0
+            unknown += 1
+    return unknown
+
+
+@compiled
+def fill_limits(
+    slots: Int32Array,
+    slot_max_k: Int16Array,
+    slot_workload: Int32Array,
+    room: Int16Array,
+    most: Int16Array,
+    lookup: NDArray[np.bool_],
+    offers: Int16Array,
+    workloads: Int32Array,
+    limits: Int16Array,
+    offer_lengths: Int16Array,
+) -> None:
+    """What each proposer may draft for each request [p, n], and each request's workload [n].
+
+    ``most`` [p] is the proposers' own limit, 0 for one that may not be used.
+    """
+    for i in range(slots.shape[0]):
+        s = slots[i]
+        workloads[i] = slot_workload[s]
+        cap = min(slot_max_k[s], room[i]) if s > 0 else 0
+        for p in range(limits.shape[0]):
+            length = most[p]
+            if lookup[p]:
+                length = max(0, min(most[p], offers[p, i]))
+                offer_lengths[p, i] = length
+            limits[p, i] = max(0, min(cap, length))
+
+
+@compiled
+def bound_decision(
+    proposer: Int16Array,
+    k: Int16Array,
+    limits: Int16Array,
+    hazards: Float32Array,
+    last_proposer: Int16Array,
+    slots: Int32Array,
+    bounded_proposer: Int16Array,
+    bounded_k: Int16Array,
+) -> tuple[float, int, int, int]:
+    """Force a decision into its limits and sum it up.
+
+    Returns (expected committed tokens, tokens to verify, longest k, switches of proposer).
+    """
+    expected = 0.0
+    verified = 0
+    longest = 0
+    switches = 0
+    for i in range(slots.shape[0]):
+        p = proposer[i]
+        take = 0
+        if 0 <= p < limits.shape[0]:
+            take = max(0, min(k[i], limits[p, i]))
+        if take == 0:
+            p = -1
+        bounded_proposer[i] = p
+        bounded_k[i] = take
+        expected += 1.0
+        survival = 1.0
+        for j in range(take):
+            survival *= hazards[i, p, j]
+            expected += survival
+        verified += take
+        longest = max(longest, take)
+        s = slots[i]
+        if s > 0:
+            if last_proposer[s] != p:
+                switches += 1
+            last_proposer[s] = p
+    return expected, verified, longest, switches
+
+
+@compiled
+def sum_up_models(
+    proposer: Int16Array,
+    k: Int16Array,
+    stale: Float64Array,
+    lookup: NDArray[np.bool_],
+    depth: Float64Array,
+    draft_tokens: Float64Array,
+    catch_up: Float64Array,
+) -> None:
+    """What each model does in a step [p]: its depth, its draft tokens and those it catches up on."""
+    depth[:] = 0.0
+    draft_tokens[:] = 0.0
+    catch_up[:] = 0.0
+    for i in range(proposer.shape[0]):
+        p = proposer[i]
+        if p >= 0 and k[i] > 0 and not lookup[p]:
+            depth[p] = max(depth[p], k[i])
+            draft_tokens[p] += k[i]
+            catch_up[p] += stale[p, i]
+
+
+@compiled
+def clean_result(
+    k: Int16Array,
+    verified: Int16Array,
+    accepted: Int16Array,
+    committed: Int16Array,
+    clean_verified: Int16Array,
+    clean_accepted: Int16Array,
+    clean_committed: Int16Array,
+) -> int:
+    """Force counts into 0 <= accepted <= verified <= k; returns the committed tokens."""
+    total = 0
+    for i in range(k.shape[0]):
+        clean_verified[i] = max(0, min(k[i], verified[i]))
+        clean_accepted[i] = max(0, min(clean_verified[i], accepted[i]))
+        clean_committed[i] = max(0, committed[i])
+        total += clean_committed[i]
+    return total
