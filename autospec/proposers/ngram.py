@@ -32,13 +32,13 @@ EVIDENCE_LIMIT = 32
 
 @compiled
 def confidence(match: int, depth: int) -> float:
-    """Raw score of draft position ``depth`` (0 first) after a match of ``match`` tokens.
+    """Raw score of draft position ``depth`` (0 first), P(accepted | all before it accepted).
 
-    A logistic of the tokens known to agree: the match itself plus the draft tokens before this
-    one, which were accepted if this one is looked at.
+    A logistic of log2 of the tokens that agree: the match and the draft before this position.
+    Coefficients fitted on recorded greedy outputs of chat, code-edit, math and summarize requests.
     """
-    evidence = log2(float(min(match, EVIDENCE_LIMIT)))
-    return 1.0 / (1.0 + exp(1.0 - 0.7 * evidence - 0.7 * log2(1.0 + depth)))
+    evidence = log2(float(min(match, EVIDENCE_LIMIT) + depth))
+    return 1.0 / (1.0 + exp(0.95 - 0.85 * evidence))
 
 
 @compiled
@@ -47,7 +47,7 @@ def _find(
 ) -> int:
     """Bucket that holds, or should hold, the ``width``-gram ending before ``end``."""
     mask = heads.shape[2] - 1
-    bucket = window_hash(tokens, slot, end, width) & mask
+    bucket: int = window_hash(tokens, slot, end, width) & mask
     while True:
         source = heads[slot, order, bucket]
         if source == 0 or match_length(tokens, slot, source, end, width) == width:
@@ -116,7 +116,7 @@ class NgramProposer:
     output. A match that overlaps the end of the text is continued periodically, so a draft always
     has ``max_k`` tokens (or as many as ``out`` has room for). Memory is fixed at construction:
     ``4 * slots * (max_match - min_match + 1) * t`` bytes of tables, ``t`` the power of two at or
-    above twice the capacity.
+    above twice the capacity. Not to be shared between threads.
     """
 
     def __init__(
