@@ -78,6 +78,7 @@ def test_reset_isolates_requests() -> None:
     history = single([1, 2, 3, 4, 1, 2])
     assert draft(proposer, history, 0, 2) == [3, 4]
     proposer.reset(0)
+    assert draft(proposer, single([1, 2]), 0, 2) == []
     assert draft(proposer, single([1, 2, 9, 9, 9, 8, 1, 2, 5, 3, 4]), 0, 2) == []
 
 

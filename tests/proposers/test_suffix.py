@@ -11,7 +11,10 @@ from autospec.proposers.suffix import CACHE_DISCOUNT, WITNESSES, SuffixProposer,
 
 BIG = 2**31 - 1
 K = 6
-TOKENS = st.lists(st.sampled_from([0, 1, 2, BIG]), max_size=60)
+TOKENS = st.one_of(
+    st.lists(st.sampled_from([0, 1, 2, BIG]), max_size=60),
+    st.lists(st.sampled_from([0, 1]), min_size=40, max_size=60),  # more matches than are kept
+)
 Row = list[tuple[int, float]]
 Cache = list[int | None]
 """Tokens of retired requests, None between two of them."""
@@ -47,7 +50,7 @@ def reference(text: list[int], cache: Cache, k: int, min_match: int, max_match: 
     for cached, source, ends in ((False, own, len(text) - 1), (True, cache, len(cache) - 1)):
         for end in range(ends, min_match - 1, -1):
             match = matching(text, source, end, max_match)
-            if match >= min_match:
+            if match >= min_match and source[end] is not None:
                 rank = match - CACHE_DISCOUNT if cached else match
                 found.append((-rank, len(sources), match))
                 sources.append((cached, end))
@@ -72,7 +75,7 @@ def reference(text: list[int], cache: Cache, k: int, min_match: int, max_match: 
     return row
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(TOKENS, st.integers(1, 3), st.integers(0, 9))
 def test_leader_and_confidence_equal_brute_force(
     tokens: list[int], min_match: int, extra: int
@@ -103,7 +106,7 @@ def test_a_rewound_slot_is_indexed_from_scratch(first: list[int], second: list[i
     assert propose(proposer, single(second)) == reference(second, [], K, 2, 32)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(TOKENS, min_size=1, max_size=8), TOKENS, st.sampled_from([8, 32, 64, 256]))
 def test_the_cache_serves_exactly_what_the_ring_still_holds(
     retired: list[list[int]], tokens: list[int], size: int
