@@ -49,3 +49,24 @@ class LookupProposer(Protocol):
     def memory_bytes(self) -> int:
         """Bytes held now, and for ever at this number of slots and capacity."""
         ...
+
+
+class StatefulProposer(Protocol):
+    """What every proposer with a state of its own on the device has in common.
+
+    Drafting itself speaks of tensors and is declared by the engine (``engine/drafting.py``).
+    """
+
+    info: ProposerInfo
+
+    def reset(self, slot: int) -> None:
+        """Forget the slot's last request; a new one starts there."""
+        ...
+
+    def stale_tokens(self, history: History, slots: Int32Array) -> Int32Array:
+        """Tokens [n] to catch up on before drafting, beyond what drafting every step would need."""
+        ...
+
+    def memory_bytes(self) -> int:
+        """Bytes held beside the weights, now and for ever."""
+        ...
