@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autospec.errors import AutoSpecError, EngineError, MissingDependency, ModelError
+from autospec.errors import (
+    AutoSpecError,
+    EngineError,
+    MissingDependency,
+    ModelError,
+    ProfileMismatch,
+)
 
 if TYPE_CHECKING:
     from autospec.profile import Profile, Statistics
@@ -188,7 +194,10 @@ def profile_merge(
 
     merged = load_profile(files[0])
     for file in files[1:]:
-        merged = merge(merged, load_profile(file), half_life_days)
+        try:
+            merged = merge(merged, load_profile(file), half_life_days)
+        except ProfileMismatch as error:
+            raise ProfileMismatch(f"{file}: {error} as in {files[0]}") from None
     save_profile(out, merged)
     typer.echo(f"{out}: {len(files)} profiles, {len(merged.workloads)} workloads")
 

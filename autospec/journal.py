@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,7 +209,7 @@ class Journal:
             try:
                 self._write(b"".join(pending))
             except (OSError, ValueError, AutoSpecError) as error:
-                self.dropped_steps += len(pending)
+                self.dropped_steps += sum(line.startswith(b'["s"') for line in pending)
                 self._fail(str(error))
 
     def close(self) -> None:
@@ -390,7 +390,7 @@ def read_journal(path: Path) -> JournalRecords:
         raise InputError(f"journal {path}: cannot be read: {error.strerror}") from None
     whole = content.rfind(b"\n") + 1
     runs: list[_Run] = []
-    for number, line in enumerate(content[:whole].splitlines(), start=1):
+    for number, line in enumerate(content[:whole].split(b"\n")[:-1], start=1):
         try:
             _read_line(line, runs)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -417,6 +417,10 @@ def _read_line(line: bytes, runs: list[_Run]) -> None:
         runs[-1].steps.append(_read_step(value))
 
 
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
 def _read_header(value: Mapping[str, Any]) -> JournalHeader:
     if value.get("journal") != VERSION:
         raise ValueError(
@@ -436,6 +440,8 @@ def _read_step(value: list[Any]) -> JournalStep:
         _, plan_id, at, mode, requests, waiting, context_tokens, predicted_seconds,
         predicted_tokens, step_seconds, decision_seconds, groups, rest,
     ) = value  # fmt: skip
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, found {mode!r}")
     return JournalStep(
         id=int(plan_id),
         at=float(at),
@@ -443,9 +449,9 @@ def _read_step(value: list[Any]) -> JournalStep:
         requests=int(requests),
         waiting=int(waiting),
         context_tokens=int(context_tokens),
-        predicted_seconds=predicted_seconds,
-        predicted_tokens=predicted_tokens,
-        step_seconds=step_seconds,
+        predicted_seconds=_float(predicted_seconds),
+        predicted_tokens=_float(predicted_tokens),
+        step_seconds=_float(step_seconds),
         decision_seconds=float(decision_seconds),
         groups=tuple(StepGroup(*(int(number) for number in group)) for group in groups),
         rest=RestOfStep(*rest) if rest else RestOfStep(),

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -83,10 +84,10 @@ class Profile:
     identity: Identity
     acceptance_layout: str
     cost_layout: str
-    workloads: Mapping[str, WorkloadProfile] = field(default_factory=dict)
-    cost: Mapping[str, Statistics] = field(default_factory=dict)
-    provenance: tuple[str, ...] = ()
-    updated: float = 0.0
+    workloads: Mapping[str, WorkloadProfile]
+    cost: Mapping[str, Statistics]
+    provenance: tuple[str, ...]
+    updated: float
 
     def require(self, identity: Identity, acceptance_layout: str, cost_layout: str) -> None:
         """Raise ProfileMismatch unless this was learned on ``identity`` with these layouts."""
@@ -417,7 +418,7 @@ def warm_start(
         log.warning("starting cold: %s; kept aside as %s", error, _kept_aside(path))
         return None
     except ProfileError as error:
-        if path.exists():
+        if not isinstance(error.__context__, FileNotFoundError):
             log.warning("starting cold: %s (%s)", error, path)
         return None
     return profile
@@ -428,7 +429,7 @@ def save_profile(path: Path, profile: Profile) -> None:
     text = profile_json(profile)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         try:
             with temporary.open("w", encoding="utf-8") as file:
                 file.write(text)
@@ -461,10 +462,19 @@ def save_delta(
             except CorruptProfile as error:
                 log.warning("%s; kept aside as %s", error, _kept_aside(path))
             else:
-                delta.require(saved.identity, saved.acceptance_layout, saved.cost_layout)
-                merged = merge(saved, delta, half_life_days)
+                merged = _merged_into(path, saved, delta, half_life_days)
         save_profile(path, merged)
     return merged
+
+
+def _merged_into(
+    path: Path, saved: Profile, delta: Profile, half_life_days: float | None
+) -> Profile:
+    try:
+        saved.require(delta.identity, delta.acceptance_layout, delta.cost_layout)
+        return merge(saved, delta, half_life_days)
+    except ProfileMismatch as error:
+        raise ProfileMismatch(f"{path}: {error}; save to another path") from None
 
 
 def _kept_aside(path: Path) -> Path | None:

@@ -208,7 +208,8 @@ class Workloads:
 
     def label(self, request: Request) -> str:
         """The request's label; see ``index``."""
-        return self.labels[self.index(request)]
+        index = self.index(request)  # first: it may append a label
+        return self.labels[index]
 
     def _caller_index(self, label: str) -> int:
         known = self._index.get(label)
