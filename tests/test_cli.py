@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autospec import __version__, cli
+from autospec.errors import EngineError, MissingDependency, ModelError
+from autospec.profile import Identity, Profile, WorkloadProfile, load_profile, save_profile
+
+
+class Command:
+    """Runs the command line in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+        self.out = self.err = ""
+
+    def __call__(self, *arguments: str | Path) -> int:
+        self._monkeypatch.setattr("sys.argv", ["autospec", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        captured = self._capsys.readouterr()
+        self.out, self.err = captured.out, captured.err
+        code = caught.value.code
+        return code if isinstance(code, int) else 0
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("NO_COLOR", "1")
+    return Command(capsys, monkeypatch)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "p.json"
+    save_profile(path, make_profile())
+    return path
+
+
+def make_profile(device: str = "cpu", successes: float = 3.0) -> Profile:
+    statistics = {"successes": np.full((2, 2), successes), "trials": np.full((2, 2), 4.0)}
+    return Profile(
+        identity=Identity("llama", ("ngram",), "embedded", "1", device, "bfloat16"),
+        acceptance_layout="acceptance/1",
+        cost_layout="cost/1",
+        workloads={"chat": WorkloadProfile(12.0, {"ngram": statistics})},
+        cost={"step": {"gram": np.eye(2)}},
+        provenance=("made by a test",),
+        updated=1_800_000_000.0,
+    )
+
+
+def test_help_lists_every_command_with_one_line(command: Command) -> None:
+    assert command("--help") == 0
+    listed = re.findall(r"^│ ([a-z][a-z-]*) +(\S.*\.) +│$", command.out, flags=re.MULTILINE)
+    names = {info.name for info in cli.app.registered_commands if info.name}
+    names |= {
+        info.callback.__name__
+        for info in cli.app.registered_commands
+        if info.callback and not info.name
+    }
+    names |= {str(group.name) for group in cli.app.registered_groups}
+    assert {name for name, _ in listed} == names
+
+
+def test_version(command: Command) -> None:
+    assert command("--version") == 0
+    assert command.out == f"autospec {__version__}\n"
+
+
+def test_unknown_command_is_wrong_usage(command: Command) -> None:
+    assert command("bogus") == 2
+    assert "bogus" in command.err
+
+
+def test_schema_is_json(command: Command) -> None:
+    assert command("schema") == 0
+    assert json.loads(command.out)["title"] == "AutoSpec policy file"
+
+
+def test_policy_check(command: Command, tmp_path: Path) -> None:
+    assert command("policy", "check", "default") == 0
+    assert command.out == "default: good\n"
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("version: 1\nmax_kk: 3\nguard: {margin: 2}\n")
+    assert command("policy", "check", bad) == 2
+    assert command.out == ""
+    assert f"autospec: {bad}: 2 mistakes" in command.err
+    assert "did you mean 'max_k'?" in command.err
+    assert "Traceback" not in command.err
+
+
+def test_policy_check_shows_settings(command: Command) -> None:
+    assert command("policy", "check", "off", "--show") == 0
+    assert json.loads(command.out)["policy"] == {"name": "off"}
+
+
+def test_policy_list(command: Command) -> None:
+    assert command("policy", "list") == 0
+    names = [line.split()[0] for line in command.out.splitlines()]
+    assert {"default", "latency", "off", "slo", "static", "throughput"} <= set(names)
+
+
+def test_profile_check(command: Command, saved: Path) -> None:
+    assert command("profile", "check", saved) == 0
+    assert command.out == f"{saved}: good, 1 workloads\n"
+    saved.write_text("{")
+    assert command("profile", "check", saved) == 2
+    assert "not valid JSON" in command.err
+    assert command("profile", "check", saved.parent / "none.json") == 2
+    assert "cannot be read: No such file" in command.err
+
+
+def test_profile_show(command: Command, saved: Path) -> None:
+    assert command("profile", "show", saved) == 0
+    for text in ("llama", "made by a test", "2027-01-15", "chat", "12", "acceptance 0.750"):
+        assert text in command.out
+
+
+def test_profile_diff(command: Command, saved: Path) -> None:
+    other = saved.parent / "other.json"
+    save_profile(other, make_profile("cuda", 1.0))
+    assert command("profile", "diff", saved, other) == 0
+    assert re.search(r"device.*cpu.*cuda", command.out)
+    assert re.search(r"chat: ngram.*0\.750.*0\.250", command.out)
+    assert "target" not in command.out
+    assert command("profile", "diff", saved, saved) == 0
+    assert command.out == "no difference\n"
+
+
+def test_profile_merge(command: Command, saved: Path) -> None:
+    out = saved.parent / "merged.json"
+    assert command("profile", "merge", saved, saved, saved, "--out", out) == 0
+    assert load_profile(out).workloads["chat"].requests == 36.0
+
+
+def test_profile_merge_names_what_differs(command: Command, saved: Path) -> None:
+    other = saved.parent / "other.json"
+    save_profile(other, make_profile("cuda"))
+    out = saved.parent / "merged.json"
+    assert command("profile", "merge", saved, other, "-o", out) == 2
+    assert f"{other}: profile does not fit: device is 'cuda', expected 'cpu'" in command.err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "error,code",
+    [
+        (EngineError("out of memory"), 1),
+        (MissingDependency("install torch"), 1),
+        (ModelError("no model here"), 2),
+        (RuntimeError("surprise"), 1),
+    ],
+)
+def test_errors_are_one_message_and_an_exit_code(
+    command: Command, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("autospec.config.settings_schema", fail)
+    assert command("schema") == code
+    assert str(error) in command.err
+    assert command.err.count("\n") == 1
+
+
+def test_a_fault_shows_its_place_when_asked(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cli.TRACEBACK_VARIABLE, "1")
+    monkeypatch.setattr("autospec.config.settings_schema", lambda: 1 / 0)
+    monkeypatch.setattr("sys.argv", ["autospec", "schema"])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
