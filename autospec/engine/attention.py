@@ -50,8 +50,9 @@ class PackedStep:
     """The layout of one forward: row ``i`` appends ``counts[i]`` tokens to ``slots[i]``.
 
     ``starts[i]`` is the position of the first of them. Rows are in ascending order of slots, each
-    slot at most once. Per token, in row order: ``positions`` [1, tokens] in its request and
-    ``write_positions`` (host) and ``write_index`` (device) ``slot * capacity + position``.
+    slot at most once. Per token, in row order: ``token_positions`` (host) and ``positions`` [1,
+    tokens] (device) are its position in its request, ``write_positions`` (host) and ``write_index``
+    (device) are ``slot * capacity + position``.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class PackedStep:
         total = int(self.offsets[-1])
         positions = np.arange(total, dtype=np.int64) + np.repeat(starts - self.offsets[:-1], counts)
         write = positions + np.repeat(slots.astype(np.int64) * cache.capacity, counts)
+        self.token_positions: Int64Array = positions
         self.write_positions: Int64Array = write
         device = cache.device
         self.positions = torch.from_numpy(positions).to(device).unsqueeze(0)

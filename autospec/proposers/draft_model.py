@@ -1,0 +1,218 @@
+"""Drafting with a smaller model of the same vocabulary, batched, with a cache of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from autospec.engine.cache import SlotCache
+from autospec.engine.drafting import DRAFT_STREAM, DraftTask, Kept, ModelDrafts
+from autospec.engine.model import CausalModel, token_tensor
+from autospec.engine.sampling import filtered_probabilities, sample, uniforms
+from autospec.errors import ModelError
+from autospec.proposers.base import History
+from autospec.records import Float32Array, Int16Array, Int32Array, Int64Array, ProposerInfo
+
+
+class DraftModelProposer:
+    """Drafts token by token with ``model``; one packed forward per depth over all drafting rows.
+
+    Rows that sample are drafted from the draft's own distribution under the target's filters, and
+    verified by rejection sampling; greedy rows get its likeliest tokens. The confidence of a token
+    is its probability, unfiltered for greedy rows and its expected value for sampled ones. A row
+    stops before the first token whose confidence is below ``min_confidence``. The cache of a row
+    that was off is caught up within the next draft. Sources: Leviathan et al. 2023, Chen et al. 2023.
+    """
+
+    hidden_layers: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        model: CausalModel,
+        *,
+        max_k: int = 8,
+        min_confidence: float = 0.0,
+        name: str = "draft_model",
+    ) -> None:
+        if max_k < 1:
+            raise ModelError(f"{name}: max_k is {max_k}; it must be at least 1")
+        if not 0.0 <= min_confidence <= 1.0:
+            raise ModelError(f"{name}: min_confidence is {min_confidence}; it must be from 0 to 1")
+        self.info = ProposerInfo(name, "sequential", max_k, needs_state=True)
+        self._model = model
+        self._min_confidence = min_confidence
+        self._vocab_size = model.vocab_size
+        self._cache: SlotCache | None = None
+
+    def attach(self, target: CausalModel, cache: SlotCache) -> None:
+        """Check the vocabularies against each other and allocate a cache beside the target's.
+
+        Raises ModelError naming both sizes and the first token that differs.
+        """
+        check_same_vocabulary(target, self._model)
+        self._vocab_size = target.vocab_size
+        self._cache = self._model.new_cache(
+            cache.slots, min(cache.capacity, self._model.context_tokens)
+        )
+
+    def reset(self, slot: int) -> None:
+        """Forget the slot's last request."""
+        self._own_cache.lengths[slot] = 0
+
+    def stale_tokens(self, history: History, slots: Int32Array) -> Int32Array:
+        """Known tokens [n] that the draft has not seen, but for the last, which every draft feeds."""
+        missing = history.lengths[slots] - self._own_cache.lengths[slots] - 1
+        return np.maximum(missing, 0).astype(np.int32)
+
+    def memory_bytes(self) -> int:
+        """Bytes of the draft's cache."""
+        return self._own_cache.memory_bytes()
+
+    def draft(self, task: DraftTask) -> ModelDrafts:
+        """Draft up to ``task.k`` tokens for each row that wants any."""
+        cache, history = self._own_cache, task.history
+        num_rows, width = len(task.slots), int(task.k.max(initial=0))
+        # The last drafted token is not fed, so a row of length L reaches position L + k - 2.
+        room = cache.capacity - history.lengths[task.slots] + 1
+        wanted = np.minimum(task.k, np.maximum(room, 0)).astype(np.int64)
+        wanted[history.lengths[task.slots] > cache.capacity] = 0
+        tokens: Int64Array = np.zeros((num_rows, width), dtype=np.int64)
+        lengths: Int16Array = np.zeros(num_rows, dtype=np.int16)
+        confidence: Float32Array = np.zeros((num_rows, width), dtype=np.float32)
+        sampled = np.flatnonzero((task.sampling.temperature > 0.0) & (wanted > 0))
+        probs_row: Int64Array = np.full(num_rows, -1, dtype=np.int64)
+        probs_row[sampled] = np.arange(len(sampled))
+        probs: torch.Tensor | None = None
+        numbers = uniforms(task.sampling, width, DRAFT_STREAM)
+        active = np.flatnonzero(wanted > 0)
+        for depth in range(width):
+            active = active[wanted[active] > depth]
+            if not len(active):
+                break
+            logits = self._forward(task, active, tokens, depth)
+            if probs is None and len(sampled):
+                dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+                shape = (len(sampled), width, self._vocab_size)
+                probs = torch.zeros(shape, dtype=dtype, device=logits.device)
+            chosen, sure = self._choose(task, active, logits, depth, numbers, probs, probs_row)
+            going_on = sure >= self._min_confidence
+            active = active[going_on]
+            tokens[active, depth] = chosen[going_on]
+            confidence[active, depth] = sure[going_on]
+            lengths[active] = depth + 1
+        return ModelDrafts(tokens, lengths, confidence, probs, probs_row)
+
+    def commit(self, kept: Kept, history: History) -> None:
+        """Rewind behind the first rejected token; the target's own token has not been fed yet."""
+        cache = self._own_cache
+        valid = history.lengths[kept.slots] - 1
+        cache.lengths[kept.slots] = np.minimum(cache.lengths[kept.slots], valid)
+
+    @property
+    def _own_cache(self) -> SlotCache:
+        if self._cache is None:
+            raise ModelError(f"{self.info.name}: used before it was attached to a target")
+        return self._cache
+
+    def _forward(
+        self, task: DraftTask, active: Int64Array, tokens: Int64Array, depth: int
+    ) -> torch.Tensor:
+        """Feed what the draft has not seen; logits [active rows, vocab] of the next token."""
+        cache, history = self._own_cache, task.history
+        slots = task.slots[active]
+        starts = cache.lengths[slots]
+        if depth == 0:
+            # Every token known by now was cached correctly or is fed again.
+            counts = (history.lengths[slots] - starts).astype(np.int32)
+        else:
+            counts = np.ones(len(slots), dtype=np.int32)
+        step = self._model.new_step(cache, slots, starts, counts)
+        if depth == 0:
+            rows = np.repeat(slots, counts)
+            fed = history.tokens[rows, step.token_positions]
+        else:
+            fed = tokens[active, depth - 1]
+        device = self._model.device
+        last = torch.from_numpy(step.offsets[1:] - 1).to(device)
+        logits = self._model.forward(token_tensor(fed, device), step, last).logits
+        cache.lengths[slots] = starts + counts
+        return _fitted(logits, self._vocab_size)
+
+    def _choose(
+        self,
+        task: DraftTask,
+        active: Int64Array,
+        logits: torch.Tensor,
+        depth: int,
+        numbers: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+        probs: torch.Tensor | None,
+        probs_row: Int64Array,
+    ) -> tuple[Int64Array, Float32Array]:
+        """The next token and its confidence for each active row; fills ``probs`` of sampled rows."""
+        chosen: Int64Array = np.zeros(len(active), dtype=np.int64)
+        sure: Float32Array = np.zeros(len(active), dtype=np.float32)
+        greedy = np.flatnonzero(probs_row[active] < 0)
+        if len(greedy):
+            own = logits if len(greedy) == len(active) else _rows(logits, greedy)
+            best, token = own.max(dim=-1)
+            share = (best.float() - own.float().logsumexp(dim=-1)).exp()
+            chosen[greedy], sure[greedy] = token.cpu().numpy(), share.cpu().numpy()
+        drawn = np.flatnonzero(probs_row[active] >= 0)
+        if len(drawn):
+            assert probs is not None
+            rows = active[drawn]
+            own_probs = filtered_probabilities(_rows(logits, drawn), task.sampling.take(rows))
+            points = torch.from_numpy(numbers[rows, depth]).to(logits.device)
+            chosen[drawn] = sample(own_probs, points).cpu().numpy()
+            sure[drawn] = own_probs.square().sum(dim=-1).float().cpu().numpy()
+            probs[torch.from_numpy(probs_row[rows]).to(probs.device), depth] = own_probs
+        return chosen, sure
+
+
+def check_same_vocabulary(target: CausalModel, draft: CausalModel) -> None:
+    """Raise ModelError unless token ids mean the same to both models.
+
+    Where both have tokenizers these decide, since embeddings are often padded to different sizes;
+    else the vocabulary sizes must be equal.
+    """
+    sizes = f"{target.name} has {target.vocab_size} tokens and {draft.name} has {draft.vocab_size}"
+    if target.tokenizer is None or draft.tokenizer is None:
+        if target.vocab_size != draft.vocab_size:
+            first = min(target.vocab_size, draft.vocab_size)
+            raise ModelError(
+                f"the vocabularies differ: {sizes}; the first differing token is {first}, "
+                "which only one of them has. Use a draft of the target's family"
+            )
+        return
+    target_tokens = _tokens_by_id(target.tokenizer.get_vocab())
+    draft_tokens = _tokens_by_id(draft.tokenizer.get_vocab())
+    for token_id in range(max(len(target_tokens), len(draft_tokens))):
+        ours = target_tokens[token_id] if token_id < len(target_tokens) else None
+        theirs = draft_tokens[token_id] if token_id < len(draft_tokens) else None
+        if ours != theirs:
+            raise ModelError(
+                f"the vocabularies differ: {sizes}; the first differing token is {token_id}, "
+                f"{ours!r} in the target and {theirs!r} in the draft. "
+                "Use a draft of the target's family"
+            )
+
+
+def _tokens_by_id(vocabulary: dict[str, int]) -> Sequence[str | None]:
+    tokens: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
+    for token, token_id in vocabulary.items():
+        tokens[token_id] = token
+    return tokens
+
+
+def _rows(values: torch.Tensor, rows: Int64Array) -> torch.Tensor:
+    return values.index_select(0, torch.from_numpy(rows).to(values.device))
+
+
+def _fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Logits over the target's vocabulary: padding rows of either model are cut or impossible."""
+    missing = vocab_size - logits.shape[1]
+    if missing <= 0:
+        return logits[:, :vocab_size]
+    return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
