@@ -32,11 +32,7 @@ help:
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "== installing into $(VENV) (once; it downloads torch and transformers)"
-	$(PYTHON) - <<-'END'
-	import sys
-	if not (3, 10) <= sys.version_info[:2] <= (3, 13):
-	    sys.exit(f"AutoSpec needs Python 3.10 to 3.13, found {sys.version.split()[0]}; choose one with PYTHON=python3.12")
-	END
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else "AutoSpec needs Python 3.10 to 3.13, found %d.%d: name one, as in make PYTHON=python3.12" % v)'
 	$(call heartbeat,installing)
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[demo,tune,dev]'
