@@ -21,7 +21,11 @@ STAMP := $(VENV)/.installed
 
 # Prints the seconds gone while a command is at work without a word.
 define heartbeat
-beat() { local s=0; while sleep 5; do s=$$((s + 5)); echo "   ... $$1, $${s} s"; done; }
+beat() {
+	local s=0
+	trap 'kill $$! 2>/dev/null; exit 0' TERM
+	while true; do sleep 5 & wait $$!; s=$$((s + 5)); echo "   ... $$1, $${s} s"; done
+}
 beat "$(1)" & BEAT=$$!
 trap 'kill $$BEAT 2>/dev/null || true' EXIT
 endef

@@ -23,7 +23,8 @@ MAX_MATCHED_CHARACTERS = 16_384
 SHORT_PROMPT_TOKENS = 128
 LONG_PROMPT_TOKENS = 512
 GREEDY_TEMPERATURE = 0.3
-REPETITIVE_SHARE = 0.2
+REPETITIVE_SHARE = 0.05
+"""From here on a prompt is repetitive: retrieval has about 0.1, chat and math less than 0.02."""
 
 _NGRAM = 4
 _WINDOW_TOKENS = 4096
