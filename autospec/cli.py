@@ -142,13 +142,13 @@ def profile_show(file: ProfileFile) -> None:
     console = Console(soft_wrap=True, highlight=False)
     for name, value in _facts(profile):
         console.print(f"{name:<18} {value}", markup=False)
-    table = Table("workload", "requests", "proposer", "statistics", title="acceptance")
+    table = Table("workload", "requests", "proposer", "observed", "accepted", "by position")
     for label, workload in profile.workloads.items():
         for row, (proposer, statistics) in enumerate(workload.proposers.items() or [("-", {})]):
             first = (label, f"{workload.requests:g}") if row == 0 else ("", "")
-            table.add_row(*first, proposer, _totals(statistics))
+            table.add_row(*first, proposer, *_acceptance(statistics))
     console.print(table)
-    table = Table("part", "statistics", title="cost")
+    table = Table("cost of", "sums")
     for part, statistics in profile.cost.items():
         table.add_row(part, _totals(statistics))
     console.print(table)
@@ -224,15 +224,30 @@ def _contents(profile: Profile) -> dict[str, str]:
     for label, workload in profile.workloads.items():
         rows[f"{label}: requests"] = f"{workload.requests:g}"
         for proposer, statistics in workload.proposers.items():
-            rows[f"{label}: {proposer}"] = _totals(statistics)
+            observed, accepted, _ = _acceptance(statistics)
+            rows[f"{label}: {proposer}"] = f"{accepted} accepted of {observed}"
     for part, statistics in profile.cost.items():
         rows[f"cost: {part}"] = _totals(statistics)
     return rows
 
 
+def _acceptance(statistics: Statistics) -> tuple[str, str, str]:
+    """Draft tokens observed, the share of them that was accepted, and that share by position."""
+    if "trials" not in statistics or "successes" not in statistics:
+        return "-", "-", _totals(statistics)
+    trials, successes = statistics["trials"], statistics["successes"]
+    if not trials.any() or trials.shape != successes.shape:
+        return "0", "-", "-"
+    rows = zip(
+        successes.reshape(len(trials), -1).sum(axis=1),
+        trials.reshape(len(trials), -1).sum(axis=1),
+        strict=True,
+    )
+    positions = " ".join(f"{hits / seen:.2f}" if seen else "-" for hits, seen in rows)
+    accepted = f"{successes.sum() / trials.sum():.3f}"
+    return f"{trials.sum():.0f}", accepted, positions.rstrip(" -")
+
+
 def _totals(statistics: Statistics) -> str:
     totals = {name: float(array.sum()) for name, array in statistics.items()}
-    text = ", ".join(f"{name} {total:.6g}" for name, total in totals.items())
-    if totals.get("trials") and "successes" in totals:
-        return f"acceptance {totals['successes'] / totals['trials']:.3f} ({text})"
-    return text or "-"
+    return ", ".join(f"{name} {total:.6g}" for name, total in totals.items() if total) or "-"

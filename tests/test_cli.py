@@ -120,7 +120,7 @@ def test_profile_check(command: Command, saved: Path) -> None:
 
 def test_profile_show(command: Command, saved: Path) -> None:
     assert command("profile", "show", saved) == 0
-    for text in ("llama", "made by a test", "2027-01-15", "chat", "12", "acceptance 0.750"):
+    for text in ("llama", "made by a test", "2027-01-15", "chat", "12", "0.750", "0.75 0.75"):
         assert text in command.out
 
 
