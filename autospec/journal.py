@@ -118,7 +118,8 @@ class Journal:
 
     The file is locked against other writers, and set aside as ``PATH.1`` when it passes
     ``max_bytes``, so that at most twice that is kept. Only opening raises (InputError); when
-    writing fails later the journal switches itself off, logs once and sets ``failure``.
+    writing fails later the journal switches itself off, logs once, sets ``failure`` and calls
+    ``on_failure`` (such as ``metrics.add_journal_failure``), maybe from its own thread.
     ``dropped_steps`` counts the steps that a slow disk or a failure cost.
     """
 
@@ -128,6 +129,7 @@ class Journal:
         max_bytes: int = 256 << 20,
         flush_seconds: float = 1.0,
         clock: Callable[[], float] = time.time,
+        on_failure: Callable[[], None] | None = None,
     ) -> None:
         self.path = path
         self.failure: str | None = None
@@ -135,6 +137,7 @@ class Journal:
         self._max_bytes = max_bytes
         self._flush_seconds = flush_seconds
         self._clock = clock
+        self._on_failure = on_failure
         self._started = clock()
         self._prologue = b""
         self._buffer: list[bytes] = []
@@ -261,6 +264,8 @@ class Journal:
         if self.failure is None:
             self.failure = reason
             log.error("journal %s switched off: %s", self.path, reason)
+            if self._on_failure is not None:
+                self._on_failure()
 
 
 def _open(path: Path) -> int:

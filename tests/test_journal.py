@@ -245,7 +245,11 @@ def test_a_full_disk_switches_off_and_never_raises(
     def full(descriptor: int, data: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with caplog.at_level(logging.ERROR), Journal(tmp_path / "j", flush_seconds=60) as journal:
+    failures: list[str] = []
+    journal = Journal(
+        tmp_path / "j", flush_seconds=60, on_failure=lambda: failures.append("failed")
+    )
+    with caplog.at_level(logging.ERROR), journal:
         begin(journal)
         monkeypatch.setattr("autospec.journal.os.write", full)
         write(journal)
@@ -257,6 +261,7 @@ def test_a_full_disk_switches_off_and_never_raises(
         journal.flush()
     assert journal.dropped_steps == 6
     assert caplog.text.count("switched off") == 1
+    assert failures == ["failed"]
 
 
 def test_a_closed_journal_takes_no_steps_and_does_not_raise(tmp_path: Path) -> None:
