@@ -16,7 +16,7 @@ PACKAGE = Path(autospec.__file__).parent
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "records", "compiled"),
-    ("acceptance", "cost", "workload", "profile", "metrics", "journal", "trace"),
+    ("acceptance", "cost", "workload", "profile", "metrics", "journal", "trace", "prompts"),
     ("guard", "probe", "allocation", "proposers.base", "proposers.index"),
     ("policy", "proposers"),
     ("config", "rows"),
