@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from autospec.errors import ConfigError
@@ -85,10 +85,19 @@ class WorkloadSettings(_Section):
     rules: tuple[WorkloadRule, ...] = ()
 
 
+def _named_file(path: Path) -> Path:
+    if path == Path():
+        raise ValueError("must name a file; null for none")
+    return path.expanduser()
+
+
+File = Annotated[Path, AfterValidator(_named_file)]
+
+
 class ProfileSettings(_Section):
     """Where what is learned is loaded from and saved to; null keeps nothing."""
 
-    path: Path | None = None
+    path: File | None = None
     save_every_seconds: Annotated[float, Field(gt=0)] = 300.0
     half_life_days: Annotated[
         float, Field(gt=0, description="age at which a saved observation counts half")
@@ -98,7 +107,7 @@ class ProfileSettings(_Section):
 class JournalSettings(_Section):
     """Where decisions and outcomes are written, one JSON line a step; null writes none."""
 
-    path: Path | None = None
+    path: File | None = None
     max_bytes: Annotated[
         int, Field(ge=1 << 16, description="the file is set aside as PATH.1 at this size")
     ] = 256 << 20
@@ -310,8 +319,22 @@ def _complaint(details: ErrorDetails, place: Location, tag: str | None) -> str:
         return f"found {_shown(found)}{_allowed(choices, str(found))}"
     if kind == "value_error":
         return f"found {_shown(found)}: {context['error']}"
-    rule = details["msg"].replace("Input should be", "must be")
-    return f"{rule[:1].lower()}{rule[1:]}, found {_shown(found)}"
+    return f"{_rule(details, place)}, found {_shown(found)}"
+
+
+def _rule(details: ErrorDetails, place: Location) -> str:
+    """What pydantic asks for, in the words of YAML."""
+    kind = details["type"]
+    if kind == "model_attributes_type" and place == ("policy",):
+        return "must be a mapping with a name, such as {name: off}"
+    if kind in {"model_attributes_type", "model_type"}:
+        return "must be a mapping"
+    if kind == "tuple_type":
+        return "must be a list"
+    if kind == "too_short":
+        return f"needs at least {details['ctx']['min_length']} of them"
+    text = details["msg"].replace("Input should be", "must be")
+    return f"{text[:1].lower()}{text[1:]}"
 
 
 def _keys_at(place: Location, tag: str | None) -> tuple[str, ...]:
