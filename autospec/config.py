@@ -325,10 +325,9 @@ def _complaint(details: ErrorDetails, place: Location, tag: str | None) -> str:
 def _rule(details: ErrorDetails, place: Location) -> str:
     """What pydantic asks for, in the words of YAML."""
     kind = details["type"]
-    if kind == "model_attributes_type" and place == ("policy",):
-        return "must be a mapping with a name, such as {name: off}"
-    if kind in {"model_attributes_type", "model_type"}:
-        return "must be a mapping"
+    if kind in {"model_attributes_type", "model_type", "dict_type"}:
+        example = " with a name, such as {name: off}" if place == ("policy",) else ""
+        return f"must be a mapping{example}"
     if kind == "tuple_type":
         return "must be a list"
     if kind == "too_short":
