@@ -17,7 +17,7 @@ PACKAGE = Path(autospec.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "records", "compiled"),
     ("acceptance", "cost", "workload", "profile", "metrics", "journal", "trace", "prompts"),
-    ("guard", "probe", "allocation", "proposers.base", "proposers.index"),
+    ("guard", "probe", "allocation", "phases", "proposers.base", "proposers.index"),
     ("policy", "proposers"),
     ("config", "rows"),
     ("controller",),
