@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,10 +85,136 @@ def schema() -> None:
     typer.echo(json.dumps(settings_schema(), indent=2))
 
 
+PolicyName = Annotated[
+    str, typer.Option("--policy", metavar="NAME_OR_FILE", help="Policy of the adaptive arm.")
+]
+JsonPath = Annotated[
+    Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here as JSON.")
+]
+ProfilePath = Annotated[
+    Path | None, typer.Option("--profile", metavar="FILE", help="Start from and add to it.")
+]
+JournalPath = Annotated[
+    Path | None, typer.Option("--journal", metavar="FILE", help="Write every step's decision.")
+]
+MetricsPort = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="Serve /metrics on this port meanwhile.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling and of the policy.")]
+
+
+@app.command()
+def demo(
+    target: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A model of yours; else SmolLM2-135M.")
+    ] = None,
+    policy: PolicyName = "default",
+    json_path: JsonPath = None,
+    profile: ProfilePath = None,
+    journal: JournalPath = None,
+    metrics_port: MetricsPort = None,
+    cold: Annotated[bool, typer.Option("--cold", help="Ignore what earlier runs learned.")] = False,
+    seed: Seed = 0,
+) -> None:
+    """Adapt a small real model under changing load, live."""
+    with _extra("demo"):
+        from autospec.demo import DemoOptions, run_demo
+    from rich.console import Console
+
+    options = DemoOptions(
+        target=target,
+        policy=policy,
+        json_path=json_path,
+        profile=profile,
+        journal=journal,
+        metrics_port=metrics_port,
+        cold=cold,
+        seed=seed,
+    )
+    raise typer.Exit(run_demo(options, Console()))
+
+
+@app.command()
+def bench(
+    target: Annotated[Path, typer.Option(metavar="FOLDER", help="Model folder.")],
+    prompts: Annotated[
+        Path, typer.Option(metavar="FILE.jsonl", help='Lines of {"id", "workload", "prompt"}.')
+    ],
+    draft: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Draft model with the same vocabulary.")
+    ] = None,
+    policy: PolicyName = "default",
+    loads: Annotated[str, typer.Option(help="Numbers of running requests.")] = "1,4,16",
+    arms: Annotated[
+        str, typer.Option(help="plain, adaptive, or PROPOSER:K each.")
+    ] = "plain,ngram:4,suffix:8,adaptive",
+    json_path: JsonPath = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Requests per block; else as many as the load.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Blocks per load and workload.")] = 3,
+    workload: Annotated[
+        list[str] | None, typer.Option(help="Only this workload; may be repeated.")
+    ] = None,
+    mix: Annotated[bool, typer.Option("--mix", help="Serve all workloads at once.")] = False,
+    stop_at_eos: Annotated[
+        bool, typer.Option("--stop-at-eos", help="Let answers end by themselves.")
+    ] = False,
+    profile: ProfilePath = None,
+    journal: JournalPath = None,
+    metrics_port: MetricsPort = None,
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    seed: Seed = 0,
+) -> None:
+    """Compare plain, fixed and adaptive on your model and prompts."""
+    with _extra("engine"):
+        from autospec.bench import BenchOptions, parse_loads, run_bench
+    from rich.console import Console
+
+    options = BenchOptions(
+        target=target,
+        prompts=prompts,
+        draft=draft,
+        policy=policy,
+        loads=parse_loads(loads),
+        arms=arms,
+        json_path=json_path,
+        max_tokens=max_tokens,
+        requests=requests,
+        rounds=rounds,
+        workloads=tuple(workload or ()),
+        mix=mix,
+        stop_at_eos=stop_at_eos,
+        profile=profile,
+        journal=journal,
+        metrics_port=metrics_port,
+        dtype=dtype,
+        device=device,
+        seed=seed,
+    )
+    raise typer.Exit(run_bench(options, Console()))
+
+
+@contextlib.contextmanager
+def _extra(name: str) -> Iterator[None]:
+    """Turn a missing optional dependency into what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("autospec"):
+            raise
+        raise MissingDependency(
+            f"{error.name} is not installed: pip install 'autospec-llm[{name}]'"
+        ) from None
+
+
 @app.command("demo-model")
 def demo_model() -> None:
     """Fetch and convert the demo's model into the cache, once."""
-    from autospec.engine.demo_model import ensure_demo_model
+    with _extra("demo"):
+        from autospec.engine.demo_model import ensure_demo_model
 
     folder = ensure_demo_model(lambda line: typer.echo(line, err=True))
     typer.echo(str(folder))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +149,45 @@ def test_profile_merge_names_what_differs(command: Command, saved: Path) -> None
     assert command("profile", "merge", saved, other, "-o", out) == 2
     assert f"{other}: profile does not fit: device is 'cuda', expected 'cpu'" in command.err
     assert not out.exists()
+
+
+def test_a_missing_extra_says_what_to_install(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "autospec.bench", raising=False)
+    assert command("bench", "--target", "x", "--prompts", "y") == 1
+    assert "torch is not installed: pip install 'autospec-llm[engine]'" in command.err
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["--loads", "1,x"], "--loads: 'x' is not a number of requests"),
+        (["--arms", "plain,bogus:4"], "bogus"),
+        (["--rounds", "0"], "--rounds"),
+        (["--policy", "defualt"], "did you mean 'default'?"),
+    ],
+)
+def test_bench_refuses_wrong_options_before_it_loads_a_model(
+    command: Command, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"id": "a", "workload": "chat", "prompt": "hi"}\n')
+    assert command("bench", "--target", tmp_path, "--prompts", prompts, *arguments) == 2
+    assert message in command.err
+
+
+def test_bench_refuses_a_folder_without_a_model(command: Command, tmp_path: Path) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"id": "a", "workload": "chat", "prompt": "hi"}\n')
+    assert command("bench", "--target", tmp_path, "--prompts", prompts) == 2
+    assert str(tmp_path) in command.err
+
+
+def test_bench_needs_target_and_prompts(command: Command) -> None:
+    assert command("bench") == 2
+    assert "--target" in command.err
 
 
 @pytest.mark.parametrize(
