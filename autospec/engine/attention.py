@@ -56,7 +56,12 @@ class PackedStep:
     """
 
     def __init__(
-        self, cache: SlotCache, slots: Int32Array, starts: Int32Array, counts: Int32Array, kv_width: int
+        self,
+        cache: SlotCache,
+        slots: Int32Array,
+        starts: Int32Array,
+        counts: Int32Array,
+        kv_width: int,
     ) -> None:
         self.cache = cache
         self.offsets: Int64Array = np.zeros(len(slots) + 1, dtype=np.int64)
@@ -86,7 +91,9 @@ class PackedStep:
                 local = int(slots[row]) - group.first_slot
                 begin, count = int(self.offsets[row]), int(counts[row])
                 gather[local, :count] = np.arange(begin, begin + count)
-                restore[begin : begin + count] = padded_offset + local * group.max_count + np.arange(count)
+                restore[begin : begin + count] = (
+                    padded_offset + local * group.max_count + np.arange(count)
+                )
                 group_starts[local] = starts[row]
             if size != last - first:
                 padded = True
@@ -124,7 +131,9 @@ class PackedStep:
             num_slots = group.last_slot - group.first_slot + 1
             # The query heads of a key/value head are folded into the query axis: CPU kernels are
             # several times slower with grouped heads than with more query rows.
-            folded = rows.reshape(num_slots, group.max_count, kv_heads, folds, head_dim).transpose(1, 2)
+            folded = rows.reshape(num_slots, group.max_count, kv_heads, folds, head_dim).transpose(
+                1, 2
+            )
             span = slice(group.first_slot, group.last_slot + 1)
             attended = scaled_dot_product_attention(
                 folded.reshape(num_slots, kv_heads, group.max_count * folds, head_dim),
@@ -134,13 +143,17 @@ class PackedStep:
                 scale=scaling,
             )
             attended = attended.view(num_slots, kv_heads, group.max_count, folds, head_dim)
-            outputs.append(attended.transpose(1, 2).reshape(num_slots * group.max_count, -1, head_dim))
+            outputs.append(
+                attended.transpose(1, 2).reshape(num_slots * group.max_count, -1, head_dim)
+            )
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         if self.restore is not None:
             joined = joined.index_select(0, self.restore)
         return joined.unsqueeze(0)
 
-    def _mask(self, group: _Group, folds: int, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+    def _mask(
+        self, group: _Group, folds: int, window: int | None, dtype: torch.dtype
+    ) -> torch.Tensor | None:
         """Additive mask [slots, 1, max_count * folds, max_length], made once per step and window."""
         if window is not None and group.max_length <= window:
             window = None
@@ -148,7 +161,9 @@ class PackedStep:
             group.masks[window] = self._make_mask(group, folds, window, dtype)
         return group.masks[window]
 
-    def _make_mask(self, group: _Group, folds: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    def _make_mask(
+        self, group: _Group, folds: int, window: int | None, dtype: torch.dtype
+    ) -> torch.Tensor:
         device = self.cache.device
         if group.starts is None:  # one query token: it sees all of its slot but for the window
             starts = torch.full((1,), group.max_length - 1, device=device)

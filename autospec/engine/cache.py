@@ -35,9 +35,13 @@ class SlotCache:
         self.capacity = capacity
         self.device = device
         self._flat_keys = [keys.view(slots * capacity, kv_heads, head_dim) for keys in self.keys]
-        self._flat_values = [values.view(slots * capacity, kv_heads, head_dim) for values in self.values]
+        self._flat_values = [
+            values.view(slots * capacity, kv_heads, head_dim) for values in self.values
+        ]
 
-    def write(self, layer: int, index: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def write(
+        self, layer: int, index: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
         """Store ``keys`` and ``values`` [tokens, kv_heads, head_dim] at ``slot * capacity + position``."""
         self._flat_keys[layer].index_copy_(0, index, keys)
         self._flat_values[layer].index_copy_(0, index, values)

@@ -103,9 +103,13 @@ class Decoder:
             return events
         speculation = None
         if self._speculator is not None and batch.num_decoding:
-            speculation = self._speculator.speculate(batch, self._scheduler)  # offer, plan, draft, trim
+            speculation = self._speculator.speculate(
+                batch, self._scheduler
+            )  # offer, plan, draft, trim
         outcome = self._decide(batch, speculation)  # forward, verify
-        committed = self._scheduler.commit(batch, outcome.rows, outcome.tokens, outcome.verdict.accepted, events)
+        committed = self._scheduler.commit(
+            batch, outcome.rows, outcome.tokens, outcome.verdict.accepted, events
+        )
         if self._speculator is not None:
             self._speculator.commit(self._kept(batch, outcome), self._scheduler.history)
         if speculation is not None and self._speculator is not None:
@@ -155,14 +159,18 @@ class Decoder:
         rows = np.flatnonzero(batch.completes)
         lengths, ends = verify[rows], step.offsets[1:][rows]
         offsets: Int64Array = np.cumsum(wanted[rows]) - wanted[rows]
-        packed = np.repeat(ends - wanted[rows] - offsets, wanted[rows]) + np.arange(int(wanted.sum()))
+        packed = np.repeat(ends - wanted[rows] - offsets, wanted[rows]) + np.arange(
+            int(wanted.sum())
+        )
         layers = self._speculator.hidden_layers if self._speculator is not None else ()
         result = self.target.forward(tokens, step, torch.from_numpy(packed).to(device), layers)
 
         padded: Int64Array = np.zeros((len(rows), drafts.shape[1]), dtype=np.int64)
         padded[batch.decoding[rows]] = drafts
         sampling = self._scheduler.sampling.take(batch.slots[rows].astype(np.int64))
-        verdict = self._verify(result.logits, offsets, padded, lengths, sampling, batch.decoding[rows], speculation)
+        verdict = self._verify(
+            result.logits, offsets, padded, lengths, sampling, batch.decoding[rows], speculation
+        )
         committed = np.concatenate((padded, np.zeros((len(rows), 1), dtype=np.int64)), axis=1)
         committed[np.arange(len(rows)), verdict.accepted] = verdict.final
         return _Outcome(rows, lengths, verdict, committed, result.hidden)
@@ -212,7 +220,9 @@ class Decoder:
                 settings = sampling.take(rows)
                 numbers = uniforms(settings, drafts.shape[1] + 1, VERIFY_STREAM)
                 verdict = verify_sampled(
-                    filtered_probabilities(own_logits, settings.take(np.repeat(np.arange(len(rows)), sizes))),
+                    filtered_probabilities(
+                        own_logits, settings.take(np.repeat(np.arange(len(rows)), sizes))
+                    ),
                     own_offsets,
                     drafts[rows],
                     lengths[rows],

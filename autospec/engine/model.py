@@ -10,10 +10,16 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from autospec.engine.attention import ATTENTION_NAME, PackedStep
 from autospec.engine.cache import SlotCache
+from autospec.engine.packing import can_pack, pack_linears
 from autospec.errors import ModelError
 from autospec.records import Int32Array
 
@@ -43,11 +49,16 @@ class CausalModel:
     """A decoder-only model with its tokenizer, if it has one.
 
     ``context_tokens`` is the longest sequence it was made for; ``eos_token_ids`` come from its
-    generation config. Raises ModelError for what the engine cannot run faithfully.
+    generation config. The model is taken over: its attention is exchanged and on CPU its linear
+    layers are repacked. Raises ModelError for what the engine cannot run faithfully.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, name: str = "model", tokenizer: PreTrainedTokenizerBase | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        name: str = "model",
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         config = model.config.get_text_config()
         _check_runnable(config, name)
@@ -60,11 +71,17 @@ class CausalModel:
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.hidden_size
         self.num_layers: int = config.num_hidden_layers
-        self.context_tokens: int = getattr(config, "max_position_embeddings", None) or _NO_CONTEXT_LIMIT
+        self.context_tokens: int = (
+            getattr(config, "max_position_embeddings", None) or _NO_CONTEXT_LIMIT
+        )
         self.eos_token_ids = _eos_token_ids(model)
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
-        self._kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        if can_pack(self.device, self.dtype):
+            pack_linears(model)
+        self._kv_heads: int = (
+            getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        )
         self._head_dim: int = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
@@ -84,7 +101,9 @@ class CausalModel:
                 local_files_only=True,
                 output_loading_info=True,
             )
-        except Exception as error:  # whatever transformers, safetensors or torch say of a broken folder
+        except (
+            Exception
+        ) as error:  # whatever transformers, safetensors or torch say of a broken folder
             reason = f"{type(error).__name__}: {error}"
             raise ModelError(f"{path}: the model cannot be loaded ({reason})") from error
         missing = sorted(loading["missing_keys"])
@@ -132,13 +151,17 @@ class CausalModel:
             )
             hidden = None
             if hidden_layers:
-                hidden = torch.stack([output.hidden_states[layer][0] for layer in hidden_layers], dim=1)
+                hidden = torch.stack(
+                    [output.hidden_states[layer][0] for layer in hidden_layers], dim=1
+                )
             return ForwardResult(output.logits[0], hidden)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens without special ones; needs a tokenizer."""
         if self.tokenizer is None:
-            raise ModelError(f"{self.name}: text was asked for, but the model folder has no tokenizer")
+            raise ModelError(
+                f"{self.name}: text was asked for, but the model folder has no tokenizer"
+            )
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
 
 
@@ -187,14 +210,20 @@ def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def _load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
-    if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+    if not any(
+        (path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")
+    ):
         return None
     try:
-        return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(path, local_files_only=True))
+        return cast(
+            PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(path, local_files_only=True)
+        )
     except Exception as error:
         raise ModelError(f"{path}: the tokenizer cannot be loaded ({error})") from error
 
 
-def token_tensor(tokens: np.ndarray[tuple[int, ...], np.dtype[Any]], device: torch.device) -> torch.Tensor:
+def token_tensor(
+    tokens: np.ndarray[tuple[int, ...], np.dtype[Any]], device: torch.device
+) -> torch.Tensor:
     """Token ids as int64 on ``device``."""
     return torch.from_numpy(tokens.astype(np.int64)).to(device)

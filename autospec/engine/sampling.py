@@ -112,7 +112,9 @@ def filtered_probabilities(logits: torch.Tensor, rows: SamplingRows) -> torch.Te
 def _rank_threshold(probs: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """The smallest probability [n] that top-k and then top-p keep."""
     vocab = probs.shape[1]
-    top_k = torch.from_numpy(np.where(rows.top_k > 0, np.minimum(rows.top_k, vocab), vocab)).to(probs.device)
+    top_k = torch.from_numpy(np.where(rows.top_k > 0, np.minimum(rows.top_k, vocab), vocab)).to(
+        probs.device
+    )
     top_p = torch.from_numpy(rows.top_p).to(device=probs.device, dtype=probs.dtype)
     deepest = int(rows.top_k.max(initial=0))
     width = min(vocab, max(deepest, _NUCLEUS_GUESS))
@@ -139,7 +141,11 @@ def _threshold_among(
     last = kept.sum(dim=-1, keepdim=True).clamp(min=1) - 1
     off = (top_p >= 1.0)[:, None]
     by_mass = torch.where(off, torch.zeros_like(kth), largest.gather(1, last))
-    complete = (off[:, 0] & (top_k <= width)) | (last[:, 0] < width - 1) | (off[:, 0] & (top_k >= probs.shape[1]))
+    complete = (
+        (off[:, 0] & (top_k <= width))
+        | (last[:, 0] < width - 1)
+        | (off[:, 0] & (top_k >= probs.shape[1]))
+    )
     return torch.maximum(by_rank, by_mass)[:, 0], complete
 
 
@@ -166,7 +172,9 @@ def uniforms(rows: SamplingRows, width: int, stream: int) -> Float64Array:
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _mixed(value: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+def _mixed(
+    value: np.ndarray[tuple[int, ...], np.dtype[np.uint64]],
+) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
     value = (value ^ (value >> np.uint64(30))) * _MIX_1
     value = (value ^ (value >> np.uint64(27))) * _MIX_2
     return value ^ (value >> np.uint64(31))

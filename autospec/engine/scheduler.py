@@ -88,7 +88,8 @@ class Scheduler:
     ) -> None:
         slots = cache.slots
         self.history = History(
-            tokens=np.zeros((slots, cache.capacity), dtype=np.int32), lengths=np.zeros(slots, dtype=np.int32)
+            tokens=np.zeros((slots, cache.capacity), dtype=np.int32),
+            lengths=np.zeros(slots, dtype=np.int32),
         )
         self.sampling = SamplingRows(
             temperature=np.zeros(slots, dtype=np.float64),
@@ -129,7 +130,9 @@ class Scheduler:
         with self._lock:
             request_id = request.id or f"request-{next(self._numbers)}"
             if request_id in self._ids:
-                raise InputError(f"request {request_id!r}: a request with this id is waiting or running")
+                raise InputError(
+                    f"request {request_id!r}: a request with this id is waiting or running"
+                )
             self._ids.add(request_id)
             seed = request.sampling.seed
             if seed is None:
@@ -183,7 +186,9 @@ class Scheduler:
                 budget -= size if pending > 1 else 0
         chosen.sort()
         table = np.array(chosen, dtype=np.int32)
-        slots, counts, pending_tokens = (np.ascontiguousarray(table[:, column]) for column in range(3))
+        slots, counts, pending_tokens = (
+            np.ascontiguousarray(table[:, column]) for column in range(3)
+        )
         decoding = pending_tokens == 1
         return Batch(
             slots=slots,
@@ -220,7 +225,9 @@ class Scheduler:
             if running.first_token is None:
                 running.first_token = now
             if running.finished is None:
-                text = running.stream.take() if running.stream and running.request.stream_text else ""
+                text = (
+                    running.stream.take() if running.stream and running.request.stream_text else ""
+                )
                 events.append(Event(running.request.id, tuple(fresh), text))
             else:
                 running.fresh = fresh[:kept]
@@ -236,7 +243,9 @@ class Scheduler:
             if user is not None:
                 user.end(slot, self.history, retire=running.finished != "cancelled")
             token_ids = tuple(
-                self.history.tokens[slot, running.prompt_tokens : self.history.lengths[slot]].tolist()
+                self.history.tokens[
+                    slot, running.prompt_tokens : self.history.lengths[slot]
+                ].tolist()
             )
             text, tail = None, ""
             if running.stream is not None:
@@ -277,7 +286,9 @@ class Scheduler:
         if prompt.size == 0:
             raise InputError(f"{name}: the prompt is empty; it must hold at least one token")
         if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
-            raise InputError(f"{name}: the prompt must be a flat list of token ids, not {prompt.dtype} {prompt.shape}")
+            raise InputError(
+                f"{name}: the prompt must be a flat list of token ids, not {prompt.dtype} {prompt.shape}"
+            )
         capacity = self._cache.capacity
         if len(prompt) >= capacity:
             raise InputError(
@@ -293,7 +304,9 @@ class Scheduler:
         if request.max_tokens < 1:
             raise InputError(f"{name}: max_tokens is {request.max_tokens}; it must be at least 1")
         if (request.stop or request.stream_text) and self._target.tokenizer is None:
-            raise InputError(f"{name}: stop strings and streamed text need a tokenizer in the model folder")
+            raise InputError(
+                f"{name}: stop strings and streamed text need a tokenizer in the model folder"
+            )
         if "" in request.stop:
             raise InputError(f"{name}: a stop string is empty; it must hold at least one character")
         return prompt.astype(np.int32)

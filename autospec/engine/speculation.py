@@ -124,7 +124,9 @@ class Speculator:
         history = scheduler.history
         slots = np.ascontiguousarray(batch.slots[batch.decoding])
         sampling = scheduler.sampling.take(slots.astype(np.int64))
-        room = np.maximum(scheduler.token_limits[slots] - history.lengths[slots] - 1, 0).astype(np.int64)
+        room = np.maximum(scheduler.token_limits[slots] - history.lengths[slots] - 1, 0).astype(
+            np.int64
+        )
         seconds: Float64Array = np.zeros(self._num_proposers, dtype=np.float64)
         offers = self._offer(history, slots, room, seconds)
         plan = self._controller.plan(self._state(batch, slots, scheduler, room, offers))
@@ -231,7 +233,9 @@ class Speculator:
             began = self._clock()
             buffer = self._buffers[index]
             num_rows = len(slots)
-            offer = Drafts(buffer.tokens[:num_rows], buffer.lengths[:num_rows], buffer.confidence[:num_rows])
+            offer = Drafts(
+                buffer.tokens[:num_rows], buffer.lengths[:num_rows], buffer.confidence[:num_rows]
+            )
             lookup.propose(history, slots, offer)
             np.minimum(offer.lengths, room, out=offer.lengths, casting="unsafe")
             offers[index] = offer
@@ -248,7 +252,9 @@ class Speculator:
     ) -> BatchState:
         num_rows, k_max = len(slots), self._controller.k_max
         offer_lengths: Int16Array = np.zeros((self._num_proposers, num_rows), dtype=np.int16)
-        offer_confidence: Float32Array = np.zeros((self._num_proposers, num_rows, k_max), dtype=np.float32)
+        offer_confidence: Float32Array = np.zeros(
+            (self._num_proposers, num_rows, k_max), dtype=np.float32
+        )
         stale: Int32Array = np.zeros((self._num_proposers, num_rows), dtype=np.int32)
         for index, offer in offers.items():
             offer_lengths[index] = offer.lengths
@@ -279,5 +285,7 @@ def _joined(distributions: list[torch.Tensor]) -> torch.Tensor | None:
     if len(distributions) <= 1:
         return distributions[0] if distributions else None
     depth = max(probs.shape[1] for probs in distributions)
-    padded = [torch.nn.functional.pad(probs, (0, 0, 0, depth - probs.shape[1])) for probs in distributions]
+    padded = [
+        torch.nn.functional.pad(probs, (0, 0, 0, depth - probs.shape[1])) for probs in distributions
+    ]
     return torch.cat(padded)

@@ -57,12 +57,16 @@ def verify_sampled(
     first = torch.from_numpy(offsets).to(device)
     dense = torch.from_numpy(draft_row).to(device)
     if depth:
-        packed = torch.from_numpy(np.where(valid, offsets[:, None] + columns[None, :], 0)).to(device)
+        packed = torch.from_numpy(np.where(valid, offsets[:, None] + columns[None, :], 0)).to(
+            device
+        )
         tokens = torch.from_numpy(drafts).to(device)
         target_prob = probs[packed, tokens].double()
         draft_prob = torch.ones_like(target_prob)
         if draft_probs is not None:
-            of_row = draft_probs[dense.clamp(min=0)[:, None], torch.from_numpy(columns).to(device), tokens]
+            of_row = draft_probs[
+                dense.clamp(min=0)[:, None], torch.from_numpy(columns).to(device), tokens
+            ]
             draft_prob = torch.where((dense >= 0)[:, None], of_row.double(), draft_prob)
         kept = accepts(target_prob, draft_prob, uniforms[:, :depth])
         accepted = _leading(valid & kept.cpu().numpy())
@@ -100,7 +104,9 @@ def _recovered_from(
     return residual(target, draft)
 
 
-def accepts(target_prob: torch.Tensor, draft_prob: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+def accepts(
+    target_prob: torch.Tensor, draft_prob: torch.Tensor, uniform: torch.Tensor
+) -> torch.Tensor:
     """Whether to keep a token of probability ``target_prob`` that was drafted with ``draft_prob``."""
     return uniform * draft_prob < target_prob
 
