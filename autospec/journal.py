@@ -158,17 +158,20 @@ class Journal:
         proposers: tuple[str, ...],
         versions: Mapping[str, str],
     ) -> None:
-        """Write the run's header. ``settings`` and ``identity`` must be JSON."""
-        line = _line(
-            {
-                "journal": VERSION,
-                "started": round(self._started, 3),
-                "settings": settings,
-                "identity": identity,
-                "proposers": list(proposers),
-                "versions": versions,
-            }
-        )
+        """Write the run's header; numbers that JSON does not know become null. Never raises."""
+        header = {
+            "journal": VERSION,
+            "started": round(self._started, 3),
+            "settings": settings,
+            "identity": identity,
+            "proposers": proposers,
+            "versions": versions,
+        }
+        try:
+            line = _line(_finite(header))
+        except (ValueError, TypeError, RecursionError) as error:
+            self._fail(f"the header cannot be written: {error}")
+            return
         self._prologue += line
         self._append(line)
 
@@ -368,6 +371,16 @@ def _step_line(
 
 def _rounded(value: float | None) -> float | None:
     return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value
 
 
 def _line(value: object) -> bytes:

@@ -153,6 +153,16 @@ def test_unusable_seconds_are_no_data(tmp_path: Path, seconds: float) -> None:
     assert steps_of(path)[0].step_seconds is None
 
 
+def test_a_header_never_raises(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        journal.begin({"every": [np.inf, 1.5]}, {}, ("ngram",), {})
+        write(journal)
+    assert read_journal(tmp_path / "j").runs[0].header.settings == {"every": [None, 1.5]}
+    with Journal(tmp_path / "k") as journal:
+        journal.begin({"bad": object()}, {}, ("ngram",), {})
+        assert journal.failure is not None
+
+
 def test_an_empty_batch_is_a_step(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     with Journal(path) as journal:
