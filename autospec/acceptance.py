@@ -4,8 +4,10 @@ A hazard is P(position j is accepted | the positions before it were). Its eviden
 confidence of a lookup draft's token, or, for a model that has not drafted yet, what is known of the
 request (``context_bins``). Counts are kept per (workload, proposer, position bucket, bin) and pooled
 over workloads; a Beta posterior shrinks a workload's cell towards the pooled one, and that towards
-a prior. A request's own record then moves the odds by (observed + m) / (expected + m), successes and
-failures apart. Survival S_j is the running product of hazards.
+a prior. Two offsets then move the log-odds: the request's own, and, at the first position, that of
+the token the draft continues. Each is a Gaussian belief updated by one Newton step of the logistic
+likelihood per observation (assumed-density filtering, Opper 1998), forgetting by bounded precision.
+Survival S_j is the running product of hazards.
 
 Observations are censored: with A of V verified tokens accepted, positions 1..A succeeded, A + 1
 failed only if A < V, and deeper positions say nothing.
@@ -36,8 +38,9 @@ POOLED = 0
 BIN_EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.98, 0.99, 0.997)
 NUM_BINS = len(BIN_EDGES) + 1
 NUM_BUCKETS = 8
-NUM_CONTEXTS = 10
-"""Evidence bins in use for a model before it drafts; see ``context_bins``."""
+NUM_TOKEN_BUCKETS = 4096
+_LEAST_HAZARD = 1e-3
+_MOST_OFFSET = 6.0
 
 _LUT_STEPS = 1000
 _BIN_OF = np.searchsorted(
@@ -50,17 +53,19 @@ _MODEL_PRIOR = 0.7  # optimistic: a proposer nobody has seen is worth a look
 
 @dataclass(frozen=True, slots=True)
 class Shrinkage:
-    """Strengths of the priors and of memory, all in observations.
+    """Strengths of priors and memory: in observations for cells, as precisions for offsets.
 
-    ``cell_limit`` and ``request_limit`` bound the weight of what was seen: older observations fade
-    as new ones of the same kind arrive, never because of others.
+    Limits bound the weight of what was seen: older observations fade as new ones of the same kind
+    arrive, never because of others.
     """
 
     prior: float = 4.0
     workload: float = 24.0
-    request: float = 6.0
     cell_limit: float = 1500.0
-    request_limit: float = 48.0
+    request: float = 16.0
+    request_limit: float = 30.0
+    token: float = 8.0
+    token_limit: float = 200.0
     drift_slack: float = 0.08
     drift_threshold: float = 20.0
     drift_keep: float = 0.1
@@ -83,53 +88,46 @@ def confidence_bins(
 
 
 @compiled
-def context_bins(
-    slots: Int32Array,
-    lookup: NDArray[np.bool_],
-    offer_lengths: Int16Array,
-    bins: UInt8Array,
-    streak: Int16Array,
-) -> None:
-    """Evidence for models before they draft: the best lookup offer, and the last outcome.
+def context_bins(lookup: NDArray[np.bool_], offer_lengths: Int16Array, bins: UInt8Array) -> None:
+    """Evidence for models before they draft: the bin of the request's best lookup offer, plus one.
 
-    A request whose tokens continue an earlier passage is easier for a model as well; so is one
-    whose last draft was kept whole. Bin = 2 * level of the best first confidence + kept whole.
+    A request whose tokens continue an earlier passage is easier for a model as well.
     """
-    for i in range(slots.shape[0]):
+    for i in range(bins.shape[0]):
         best = 0
         for p in range(lookup.shape[0]):
             if lookup[p] and offer_lengths[p, i] > 0:
-                b = bins[i, p, 0]
-                level = 1 + (1 if b >= 4 else 0) + (1 if b >= 7 else 0) + (1 if b >= 11 else 0)
-                best = max(best, level)
-        context = 2 * best + (1 if streak[slots[i]] > 0 else 0)
+                best = max(best, 1 + bins[i, p, 0] // 3)
         for p in range(lookup.shape[0]):
             if not lookup[p]:
-                for j in range(bins.shape[2]):
-                    bins[i, p, j] = context
+                bins[i, p, :] = best
 
 
 @compiled
 def fill_hazards(
     slots: Int32Array,
     workloads: Int32Array,
+    token_buckets: Int32Array,
     limits: Int16Array,
     bins: UInt8Array,
     successes: Float64Array,
     trials: Float64Array,
     priors: Float64Array,
-    record: Float64Array,
+    request_offset: Float64Array,
+    token_offset: Float64Array,
     strengths: Float64Array,
     bucket_of: UInt8Array,
     hazards: Float32Array,
 ) -> None:
     """Posterior hazards [n, p, k] for the first ``limits`` [p, n] positions of every row."""
     for i in range(slots.shape[0]):
-        s = slots[i]
         w = workloads[i]
         for p in range(limits.shape[0]):
-            up = (record[s, p, 0] + strengths[2]) / (record[s, p, 1] + strengths[2])
-            down = (record[s, p, 2] + strengths[2]) / (record[s, p, 3] + strengths[2])
+            if limits[p, i] == 0:
+                continue
+            offset = request_offset[slots[i], p, 0]
+            odds = np.exp(offset)
+            first = np.exp(offset + token_offset[p, token_buckets[i], 0])
             for j in range(limits[p, i]):
                 b = bins[i, p, j]
                 q = bucket_of[j]
@@ -137,8 +135,9 @@ def fill_hazards(
                     trials[0, p, q, b] + strengths[0]
                 )
                 h = (successes[w, p, q, b] + h * strengths[1]) / (trials[w, p, q, b] + strengths[1])
-                scaled = h * up
-                hazards[i, p, j] = scaled / (scaled + (1.0 - h) * down)
+                scaled = h * (first if j == 0 else odds)
+                h = scaled / (scaled + (1.0 - h))
+                hazards[i, p, j] = min(max(h, _LEAST_HAZARD), 1.0 - _LEAST_HAZARD)
 
 
 @compiled
@@ -149,7 +148,8 @@ def _learn_row(
     failed: bool,
     bins: UInt8Array,
     expected: Float32Array,
-    record: Float64Array,
+    request_offset: Float64Array,
+    token_offset: Float64Array,
     successes: Float64Array,
     trials: Float64Array,
     fresh: Float64Array,
@@ -158,43 +158,39 @@ def _learn_row(
     bucket_of: UInt8Array,
 ) -> int:
     """One censored observation; returns 1 when it raised a drift alarm."""
-    keep = 1.0 - 1.0 / strengths[3]
+    keep = 1.0 - 1.0 / strengths[2]
     alarm = 0
-    total = num_success + (1 if failed else 0)
-    for j in range(total):
+    for j in range(num_success + (1 if failed else 0)):
         b = bins[j]
         q = bucket_of[j]
         hit = 1.0 if j < num_success else 0.0
-        for level in range(2):
-            row = w if level == 1 else 0
-            if level == 1 and w == 0:
-                continue
-            trials[row, p, q, b] = trials[row, p, q, b] * keep + 1.0
-            successes[row, p, q, b] = successes[row, p, q, b] * keep + hit
+        trials[0, p, q, b] = trials[0, p, q, b] * keep + 1.0
+        successes[0, p, q, b] = successes[0, p, q, b] * keep + hit
+        if w > 0:
+            trials[w, p, q, b] = trials[w, p, q, b] * keep + 1.0
+            successes[w, p, q, b] = successes[w, p, q, b] * keep + hit
         fresh[w, p, 0, q, b] += hit
         fresh[w, p, 1, q, b] += 1.0
         h = expected[j]
-        record[0] += hit
-        record[1] += h
-        record[2] += 1.0 - hit
-        record[3] += 1.0 - h
         residual = hit - h
-        drift[w, p, 0] = max(0.0, drift[w, p, 0] + residual - strengths[5])
-        drift[w, p, 1] = max(0.0, drift[w, p, 1] - residual - strengths[5])
-        if max(drift[w, p, 0], drift[w, p, 1]) > strengths[6]:
-            drift[w, p, 0] = 0.0
-            drift[w, p, 1] = 0.0
+        information = h * (1.0 - h)
+        request_offset[1] = min(request_offset[1] + information, strengths[4])
+        request_offset[0] += residual / request_offset[1]
+        if j == 0:
+            token_offset[1] = min(token_offset[1] + information, strengths[6])
+            token_offset[0] += residual / token_offset[1]
+        drift[w, p, 0] = max(0.0, drift[w, p, 0] + residual - strengths[7])
+        drift[w, p, 1] = max(0.0, drift[w, p, 1] - residual - strengths[7])
+        if max(drift[w, p, 0], drift[w, p, 1]) > strengths[8]:
+            drift[w, p, :] = 0.0
             alarm = 1
-    weight = record[1] + record[3]
-    if weight > strengths[4]:
-        fade = strengths[4] / weight
-        for c in range(4):
-            record[c] *= fade
+    request_offset[0] = min(max(request_offset[0], -_MOST_OFFSET), _MOST_OFFSET)
+    token_offset[0] = min(max(token_offset[0], -_MOST_OFFSET), _MOST_OFFSET)
     if alarm:
         for q in range(trials.shape[2]):
             for b in range(trials.shape[3]):
-                trials[w, p, q, b] *= strengths[7]
-                successes[w, p, q, b] *= strengths[7]
+                trials[w, p, q, b] *= strengths[9]
+                successes[w, p, q, b] *= strengths[9]
     return alarm
 
 
@@ -202,6 +198,7 @@ def _learn_row(
 def learn_rows(
     slots: Int32Array,
     workloads: Int32Array,
+    token_buckets: Int32Array,
     known: NDArray[np.bool_],
     lookup: NDArray[np.bool_],
     proposer: Int16Array,
@@ -215,9 +212,9 @@ def learn_rows(
     successes: Float64Array,
     trials: Float64Array,
     fresh: Float64Array,
-    record: Float64Array,
+    request_offset: Float64Array,
+    token_offset: Float64Array,
     drift: Float64Array,
-    streak: Int16Array,
     scratch: Float64Array,
     strengths: Float64Array,
     bucket_of: UInt8Array,
@@ -249,7 +246,8 @@ def learn_rows(
                 failed,
                 bins[i, p],
                 hazards[i, p],
-                record[s, p] if known[i] else scratch,
+                request_offset[s, p] if known[i] else scratch,
+                token_offset[p, token_buckets[i]],
                 successes,
                 trials,
                 fresh,
@@ -257,8 +255,6 @@ def learn_rows(
                 strengths,
                 bucket_of,
             )
-        if known[i] and verified[i] > 0 and proposer[i] >= 0 and not lookup[proposer[i]]:
-            streak[s] = 1 if accepted[i] == verified[i] else 0
     return alarms
 
 
@@ -284,29 +280,26 @@ class HazardTable:
         self.trials = np.zeros(cells)
         self.fresh = np.zeros((cells[0], cells[1], 2, cells[2], cells[3]))
         self.priors = np.where(by_confidence[:, None], _confidence_prior()[None, :], _MODEL_PRIOR)
-        self.record = np.zeros((num_slots, len(lookup), 4))
+        self.request_offset = np.zeros((num_slots, len(lookup), 2))  # mean, precision
+        self.token_offset = np.zeros((len(lookup), NUM_TOKEN_BUCKETS, 2))
+        self.token_offset[:, :, 1] = shrinkage.token
         self.drift = np.zeros((num_workloads, len(lookup), 2))
-        self.streak = np.zeros(num_slots, dtype=np.int16)
+        self._shrinkage = shrinkage
         self._strengths = shrinkage.as_array()
-        self._scratch = np.zeros(4)
+        self._scratch = np.ones(2)
 
     def start(self, slot: int) -> None:
-        """A new request: its record is empty."""
-        self.record[slot] = 0.0
-        self.streak[slot] = 0
+        """A new request: nothing is known of it."""
+        self.request_offset[slot, :, 0] = 0.0
+        self.request_offset[slot, :, 1] = self._shrinkage.request
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
-        self.record = np.concatenate(
-            [self.record, np.zeros((num_slots - len(self.record), *self.record.shape[1:]))]
-        )
-        self.streak = np.concatenate(
-            [self.streak, np.zeros(num_slots - len(self.streak), dtype=np.int16)]
-        )
+        more = np.ones((num_slots - len(self.request_offset), *self.request_offset.shape[1:]))
+        self.request_offset = np.concatenate([self.request_offset, more])
 
     def evidence(
         self,
-        slots: Int32Array,
         offer_lengths: Int16Array,
         offer_confidence: Float32Array,
         bins: UInt8Array,
@@ -314,7 +307,7 @@ class HazardTable:
         """Write the evidence bins [n, p, k] of a batch: offers for lookups, context for models."""
         for p in np.flatnonzero(self.lookup):
             confidence_bins(offer_confidence[p], offer_lengths[p], _BIN_OF, bins, p)
-        context_bins(slots, self.lookup, offer_lengths, bins, self.streak)
+        context_bins(self.lookup, offer_lengths, bins)
 
     def draft_evidence(
         self, confidence: Float32Array, limits: Int16Array, bins: UInt8Array
@@ -327,6 +320,7 @@ class HazardTable:
         self,
         slots: Int32Array,
         workloads: Int32Array,
+        token_buckets: Int32Array,
         limits: Int16Array,
         bins: UInt8Array,
         out: Float32Array,
@@ -335,12 +329,14 @@ class HazardTable:
         fill_hazards(
             slots,
             workloads,
+            token_buckets,
             limits,
             bins,
             self.successes,
             self.trials,
             self.priors,
-            self.record,
+            self.request_offset,
+            self.token_offset,
             self._strengths,
             _BUCKET_OF,
             out,
@@ -350,6 +346,7 @@ class HazardTable:
         self,
         slots: Int32Array,
         workloads: Int32Array,
+        token_buckets: Int32Array,
         known: NDArray[np.bool_],
         proposer: Int16Array,
         verified: Int16Array,
@@ -364,6 +361,7 @@ class HazardTable:
         return learn_rows(
             slots,
             workloads,
+            token_buckets,
             known,
             self.lookup,
             proposer,
@@ -377,18 +375,20 @@ class HazardTable:
             self.successes,
             self.trials,
             self.fresh,
-            self.record,
+            self.request_offset,
+            self.token_offset,
             self.drift,
-            self.streak,
             self._scratch,
             self._strengths,
             _BUCKET_OF,
         )
 
-    def load(self, workload: int, proposer: int, successes: Float64Array, trials: Float64Array) -> None:
+    def load(
+        self, workload: int, proposer: int, successes: Float64Array, trials: Float64Array
+    ) -> None:
         """Add saved counts [bucket, bin] to a workload and to the pooled row, weight bounded."""
         heaviest = float(trials.max(initial=0.0))
-        scale = min(1.0, self._strengths[3] / heaviest) if heaviest > 0 else 0.0
+        scale = min(1.0, self._shrinkage.cell_limit / heaviest) if heaviest > 0 else 0.0
         for row in {POOLED, workload}:
             self.successes[row, proposer] += successes * scale
             self.trials[row, proposer] += trials * scale

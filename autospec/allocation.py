@@ -14,6 +14,7 @@ cut is tried at its true cost. A padded engine pays for its longest row, which i
 
 Throughput uses gains S_j. Latency minimises the mean of seconds / (1 + A_r) over requests, with A_r
 the accepted tokens; its gains are 1/(1 + A_{j-1}) - 1/(1 + A_j), and the price is that of the sum left.
+When the price of a second is given (``rate``), value - rate x seconds is maximised instead.
 """
 
 from __future__ import annotations
@@ -56,11 +57,15 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The solution: ``proposer`` [n], ``k`` [n] and ``depth`` [p], its value and its seconds."""
+    """The solution: ``proposer`` [n], ``k`` [n] and ``depth`` [p], its value and its seconds.
+
+    ``advantage`` [p] is the value above its price that would be lost without a proposer.
+    """
 
     proposer: Int16Array
     k: Int16Array
     depth: Int16Array
+    advantage: Float64Array
     value: float
     seconds: float
 
@@ -94,7 +99,11 @@ def latency_gains(
 
 @compiled
 def _surplus(
-    gains: Float32Array, limits: Int16Array, prices: Float64Array, fees: Float64Array, surplus: Float64Array
+    gains: Float32Array,
+    limits: Int16Array,
+    prices: Float64Array,
+    fees: Float64Array,
+    surplus: Float64Array,
 ) -> None:
     """surplus[p, i, d]: the best sum of gains minus prices within d positions, fees paid once."""
     for p in range(limits.shape[0]):
@@ -202,17 +211,25 @@ def _assign(
     depth: Int16Array,
     proposer: Int16Array,
     k: Int16Array,
+    advantage: Float64Array,
 ) -> None:
     """Each request takes the proposer with the largest surplus and its positions worth taking."""
     last = surplus.shape[2] - 1
+    advantage[:] = 0.0
     for i in range(proposer.shape[0]):
         best = 0.0
+        second = 0.0
         chosen = -1
         for p in range(limits.shape[0]):
             worth = surplus[p, i, last if lookup[p] else depth[p]]
             if worth > best:
+                second = best
                 best = worth
                 chosen = p
+            else:
+                second = max(second, worth)
+        if chosen >= 0:
+            advantage[chosen] += best - second
         proposer[i] = chosen
         k[i] = 0
         if chosen >= 0:
@@ -228,6 +245,15 @@ def _assign(
 
 
 @compiled
+def _score(value: float, seconds: float, base_value: float, latency: bool, rate: float) -> float:
+    if latency:
+        return 1.0 / (seconds * max(base_value - value, 1e-9))
+    if rate > 0.0:
+        return base_value + value - rate * seconds
+    return (base_value + value) / seconds
+
+
+@compiled
 def _cut(
     gains: Float32Array,
     limits: Int16Array,
@@ -235,6 +261,7 @@ def _cut(
     lookup: NDArray[np.bool_],
     base_value: float,
     latency: bool,
+    rate: float,
     base_seconds: float,
     speculating: float,
     slopes: Float64Array,
@@ -313,10 +340,7 @@ def _cut(
             for p in range(depth.shape[0]):
                 if depth[p] > 0:
                     seconds += draft[p, 0] + draft[p, 1] * depth[p]
-        if latency:
-            score = 1.0 / (seconds * max(base_value - value, 1e-9))
-        else:
-            score = (base_value + value) / seconds
+        score = _score(value, seconds, base_value, latency, rate)
         if score > best_score:
             best_score = score
             best_size = size_now
@@ -376,13 +400,6 @@ def _evaluate(
 
 
 @compiled
-def _score(value: float, seconds: float, base_value: float, latency: bool) -> float:
-    if latency:
-        return 1.0 / (seconds * max(base_value - value, 1e-9))
-    return (base_value + value) / seconds
-
-
-@compiled
 def solve(
     gains: Float32Array,
     limits: Int16Array,
@@ -390,6 +407,7 @@ def solve(
     lookup: NDArray[np.bool_],
     base_value: float,
     latency: bool,
+    rate: float,
     base_seconds: float,
     speculating: float,
     slopes: Float64Array,
@@ -402,6 +420,7 @@ def solve(
     proposer: Int16Array,
     k: Int16Array,
     depth: Int16Array,
+    advantage: Float64Array,
 ) -> tuple[float, float]:
     """Fill ``proposer`` [n], ``k`` [n], ``depth`` [p]; returns (sum of gains, seconds)."""
     n = proposer.shape[0]
@@ -426,9 +445,9 @@ def solve(
         gains, stale, lookup, base_seconds, speculating, slopes, knots, captured, shape, draft,
         proposer, k, depth,
     )  # fmt: skip
-    best_score = _score(best_value, best_seconds, base_value, latency)
+    best_score = _score(best_value, best_seconds, base_value, latency, rate)
     if _pattern_kept(depth, held):
-        best_score *= 1.0 + hold
+        best_score += hold * (base_value if rate > 0.0 else best_score)
     if longest == 0:
         return best_value, best_seconds
     surplus = np.zeros((num_proposers, n, positions + 1))
@@ -439,6 +458,7 @@ def solve(
     trial_proposer = np.empty_like(proposer)
     trial_k = np.empty_like(k)
     trial_depth = np.zeros_like(depth)
+    trial_advantage = np.zeros(num_proposers)
 
     first = 0
     while first + 1 < slopes.shape[0] and knots[first + 1] <= n:
@@ -454,9 +474,9 @@ def solve(
     num_prices = longest if shape == _PADDED else last - first + 1
     chord = 0.0
     if shape != _PADDED and bent:
-        chord = (
-            token_seconds(reachable, slopes, knots) - token_seconds(n, slopes, knots)
-        ) / max(reachable - n, 1)
+        chord = (token_seconds(reachable, slopes, knots) - token_seconds(n, slopes, knots)) / max(
+            reachable - n, 1
+        )
         num_prices += 4
     num_starts = _LATENCY_STARTS if latency else 1
     tried = -1.0
@@ -481,6 +501,8 @@ def solve(
             max(base_value - best_value, 1e-9) if latency else base_value + best_value
         ) / best_seconds
         price *= 0.6**start
+        if rate > 0.0:
+            price = rate
         for _ in range(_PRICE_ROUNDS):
             for p in range(num_proposers):
                 prices[p] = price * (token_price + draft[p, 2])
@@ -496,19 +518,22 @@ def solve(
                 surplus, best_lookup, models, deepest, draft, price, held, hold * base_value,
                 trial_depth,
             )  # fmt: skip
-            _assign(gains, capped, surplus, lookup, prices, trial_depth, trial_proposer, trial_k)
+            _assign(
+                gains, capped, surplus, lookup, prices, trial_depth, trial_proposer, trial_k,
+                trial_advantage,
+            )  # fmt: skip
             if bent:
                 _cut(
-                    gains, capped, trial_depth, lookup, base_value, latency, base_seconds,
+                    gains, capped, trial_depth, lookup, base_value, latency, rate, base_seconds,
                     speculating, slopes, knots, captured, shape, draft, trial_proposer, trial_k,
                 )  # fmt: skip
             value, seconds = _evaluate(
                 gains, stale, lookup, base_seconds, speculating, slopes, knots, captured, shape,
                 draft, trial_proposer, trial_k, trial_depth,
             )  # fmt: skip
-            score = _score(value, seconds, base_value, latency)
+            score = _score(value, seconds, base_value, latency, rate)
             if _pattern_kept(trial_depth, held):
-                score *= 1.0 + hold
+                score += hold * (base_value if rate > 0.0 else score)
             if score > best_score:
                 best_score = score
                 best_value = value
@@ -516,8 +541,11 @@ def solve(
                 proposer[:] = trial_proposer
                 k[:] = trial_k
                 depth[:] = trial_depth
-            next_price = (max(base_value - value, 1e-9) if latency else base_value + value) / seconds
-            if abs(next_price - price) <= 1e-6 * price:
+                advantage[:] = trial_advantage
+            next_price = (
+                max(base_value - value, 1e-9) if latency else base_value + value
+            ) / seconds
+            if rate > 0.0 or abs(next_price - price) <= 1e-6 * price:
                 break
             price = next_price
     return best_value, best_seconds
@@ -532,6 +560,7 @@ def allocate(
     *,
     stale_tokens: Float64Array | None = None,
     latency: bool = False,
+    rate: float = 0.0,
     held_depth: Int16Array | None = None,
     hold: float = 0.0,
 ) -> Allocation:
@@ -546,6 +575,7 @@ def allocate(
     proposer = np.empty(n, dtype=np.int16)
     k = np.empty(n, dtype=np.int16)
     depth = np.zeros(num_proposers, dtype=np.int16)
+    advantage = np.zeros(num_proposers)
     value, seconds = solve(
         gains,
         limits,
@@ -553,6 +583,7 @@ def allocate(
         lookup,
         base_value,
         latency,
+        rate,
         prices.base,
         prices.speculating,
         prices.slopes,
@@ -565,5 +596,6 @@ def allocate(
         proposer,
         k,
         depth,
+        advantage,
     )
-    return Allocation(proposer, k, depth, float(value), float(seconds))
+    return Allocation(proposer, k, depth, advantage, float(value), float(seconds))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autospec import acceptance, cost
-from autospec.acceptance import HazardTable, Shrinkage
+from autospec.acceptance import NUM_TOKEN_BUCKETS, HazardTable, Shrinkage
 from autospec.allocation import Prices, allocate, latency_gains, throughput_gains
 from autospec.config import Settings
 from autospec.cost import StepCost, StepLoad, round_up
@@ -167,7 +167,7 @@ class Controller:
             target = (self.settings.tpot_target_ms or 0.0) / 1000.0
         max_k = self.settings.max_k if request.max_k is None else request.max_k
         handle = self.rows.start(workload, max(0, min(max_k, self.settings.max_k)), target)
-        if len(self.rows) > len(self.acceptance.streak):
+        if len(self.rows) > len(self.acceptance.request_offset):
             self.acceptance.grow(len(self.rows))
             self.draft_acceptance.grow(len(self.rows))
         slot = self.rows.slot_of(handle)
@@ -287,9 +287,7 @@ class Controller:
             self._dropped("unknown request")
         empty = self._nothing.fit(n)
         offers = empty.lengths if batch.offer_lengths is None else batch.offer_lengths
-        confidence = (
-            empty.confidence if batch.offer_confidence is None else batch.offer_confidence
-        )
+        confidence = empty.confidence if batch.offer_confidence is None else batch.offer_confidence
         fill_limits(
             record.slots,
             self.rows.max_k,
@@ -303,9 +301,18 @@ class Controller:
             record.offer_lengths,
         )
         record.workloads += 1
-        self.acceptance.evidence(record.slots, record.offer_lengths, confidence, record.bins)
+        if batch.last_tokens is None:
+            record.token_buckets[:] = 0
+        else:
+            np.remainder(batch.last_tokens, NUM_TOKEN_BUCKETS, out=record.token_buckets)
+        self.acceptance.evidence(record.offer_lengths, confidence, record.bins)
         self.acceptance.hazards(
-            record.slots, record.workloads, record.limits, record.bins, record.hazards
+            record.slots,
+            record.workloads,
+            record.token_buckets,
+            record.limits,
+            record.bins,
+            record.hazards,
         )
         if batch.stale_tokens is None:
             record.stale[:] = 0.0
@@ -427,19 +434,20 @@ class Controller:
         self.draft_acceptance.draft_evidence(confidence, limits, record.draft_bins)
         record.draft_hazards[:] = record.hazards
         self.draft_acceptance.hazards(
-            record.slots, record.workloads, limits, record.draft_bins, record.draft_hazards
+            record.slots,
+            record.workloads,
+            record.token_buckets,
+            limits,
+            record.draft_bins,
+            record.draft_hazards,
         )
         record.is_trimmed = True
         if plan.mode != "speculate":
             return verify
-        kept = self.policy.trim(
-            record.view, Decision(plan.proposer, verify), record.draft_hazards
-        )
+        kept = self.policy.trim(record.view, Decision(plan.proposer, verify), record.draft_hazards)
         return np.minimum(verify, kept).astype(np.int16)
 
-    def _observe(
-        self, plan: Plan, record: StepRecord, result: StepResult, started: float
-    ) -> None:
+    def _observe(self, plan: Plan, record: StepRecord, result: StepResult, started: float) -> None:
         n = plan.handles.shape[0]
         verified, accepted, committed = np.empty((3, n), dtype=np.int16)
         total = clean_result(
@@ -452,13 +460,13 @@ class Controller:
         if matched is None:
             matched = self._nothing.fit(n).matched
         drifts = self.acceptance.learn(
-            record.slots, record.workloads, known, plan.proposer, verified, accepted, committed,
+            record.slots, record.workloads, record.token_buckets, known, plan.proposer, verified, accepted, committed,
             matched, record.offer_lengths, record.bins, record.hazards,
         )  # fmt: skip
         if record.is_trimmed:
             drafted = (record.draft_limits.sum(axis=0) > 0) & (plan.proposer >= 0)
             self.draft_acceptance.learn(
-                record.slots, record.workloads, known,
+                record.slots, record.workloads, record.token_buckets, known,
                 np.where(drafted, plan.proposer, NO_PROPOSER).astype(np.int16),
                 verified, accepted, committed, self._nothing.fit(n).matched,
                 record.offer_lengths, record.draft_bins, record.draft_hazards,
@@ -469,14 +477,16 @@ class Controller:
                 self._probes.restart()
         step_seconds = result.step_seconds
         is_timed = bool(np.isfinite(step_seconds) and step_seconds > 0.0)
+        plain_seconds = 0.0
         if is_timed:
-            self._learn_time(plan, record, result, verified, total)
+            plain_seconds = self._learn_time(plan, record, result, verified, total)
         else:
             self._dropped("unusable step time")
         self.policy.learn(
             Outcome(
                 n, record.workloads, plan.proposer, verified, accepted, committed, matched,
-                record.offer_lengths, step_seconds, result.prefill_tokens > 0,
+                record.offer_lengths, step_seconds, result.draft_seconds, plain_seconds,
+                result.prefill_tokens > 0,
             )
         )  # fmt: skip
         if self._metrics is not None:
@@ -487,9 +497,7 @@ class Controller:
         decision_seconds = record.decision_seconds + self._clock() - started
         self.last_decision_seconds = decision_seconds
         if self._metrics is not None:
-            self._metrics.add_step(
-                plan.mode, step_seconds if is_timed else None, decision_seconds
-            )
+            self._metrics.add_step(plan.mode, step_seconds if is_timed else None, decision_seconds)
         if self._journal is not None:
             self._journal.write_step(
                 plan, result, record.workloads - 1, record.waiting, record.context_tokens,
@@ -503,8 +511,11 @@ class Controller:
         result: StepResult,
         verified: Int16Array,
         committed: int,
-    ) -> None:
-        """Step time -> cost model, targets, guard and the measured speedup."""
+    ) -> float:
+        """Step time -> cost model, targets, guard and the measured speedup.
+
+        Returns the seconds that a plain step would have taken, 0 while that is not known.
+        """
         n = plan.handles.shape[0]
         sum_up_models(
             plan.proposer, plan.k, record.stale, self.acceptance.lookup,
@@ -519,17 +530,15 @@ class Controller:
         if self._has_targets:
             self.rows.decode_seconds[record.slots] += result.step_seconds
             self.rows.decode_tokens[record.slots] += result.committed
-        if result.prefill_tokens > 0 or n == 0 or not self.cost.is_known:
-            return
+        if n == 0 or not self.cost.is_known:
+            return 0.0
         plain_seconds = self.cost.plain_seconds(n, record.context_tokens)
-        if plain_seconds <= 0.0:
-            return
+        if plain_seconds <= 0.0 or result.prefill_tokens > 0:
+            return max(0.0, plain_seconds)
         plain_tokens_per_second = n / plain_seconds
         keep = 1.0 - 1.0 / _SPEEDUP_WINDOW_STEPS
         self._committed_sum = self._committed_sum * keep + committed
-        self._plain_sum = (
-            self._plain_sum * keep + plain_tokens_per_second * result.step_seconds
-        )
+        self._plain_sum = self._plain_sum * keep + plain_tokens_per_second * result.step_seconds
         if self._guard is not None:
             if num_verified == 0:
                 self._guard.note_plain()
@@ -537,6 +546,7 @@ class Controller:
                 committed, result.step_seconds, plain_tokens_per_second
             ):
                 self._event("guard")
+        return plain_seconds
 
     def _load(self, profile: Profile) -> None:
         labels = {label: w for w, label in enumerate(self.workloads.labels)}
@@ -547,9 +557,7 @@ class Controller:
                 statistics = saved.proposers.get(info.name)
                 if statistics is not None:
                     row = labels[label] + 1
-                    self.acceptance.load(
-                        row, p, statistics["successes"], statistics["trials"]
-                    )
+                    self.acceptance.load(row, p, statistics["successes"], statistics["trials"])
                     self.draft_acceptance.load(
                         row, p, statistics["draft_successes"], statistics["draft_trials"]
                     )
@@ -669,12 +677,15 @@ def _warm(proposers: Sequence[ProposerInfo], engine: EngineInfo, k_max: int) -> 
     )  # fmt: skip
     for by_confidence in (lookup, np.ones_like(lookup)):
         table = HazardTable(lookup, by_confidence, 2, len(rows), Shrinkage())
-        table.evidence(record.slots, record.offer_lengths, nothing.confidence, record.bins)
+        table.evidence(record.offer_lengths, nothing.confidence, record.bins)
         table.draft_evidence(nothing.confidence[0], record.limits, record.bins)
-        table.hazards(record.slots, record.workloads, record.limits, record.bins, record.hazards)
+        table.hazards(
+            record.slots, record.workloads, record.token_buckets, record.limits, record.bins,
+            record.hazards,
+        )  # fmt: skip
         zeros = np.zeros(n, dtype=np.int16)
         table.learn(
-            record.slots, record.workloads, np.ones(n, dtype=np.bool_), zeros, zeros, zeros,
+            record.slots, record.workloads, record.token_buckets, np.ones(n, dtype=np.bool_), zeros, zeros, zeros,
             zeros, nothing.matched, record.offer_lengths, record.bins, record.hazards,
         )  # fmt: skip
     step_cost = StepCost(proposers, engine)

@@ -152,7 +152,12 @@ def _absorb(
 
 @compiled
 def _verify_features(
-    tokens: float, requests: float, context: float, speculating: float, knots: Float64Array, x: Float64Array
+    tokens: float,
+    requests: float,
+    context: float,
+    speculating: float,
+    knots: Float64Array,
+    x: Float64Array,
 ) -> None:
     x[:] = 0.0
     x[0] = 1.0
@@ -241,13 +246,17 @@ class StepCost:
         self, tokens: int, requests: int, context_tokens: int, speculating: bool
     ) -> float:
         """Predicted seconds of a target forward over ``tokens`` paid tokens."""
-        return self.base_seconds(requests, context_tokens) + self.seconds_of_tokens(tokens) + (
-            self.speculating_seconds if speculating else 0.0
+        return (
+            self.base_seconds(requests, context_tokens)
+            + self.seconds_of_tokens(tokens)
+            + (self.speculating_seconds if speculating else 0.0)
         )
 
     def plain_seconds(self, requests: int, context_tokens: int) -> float:
         """Predicted seconds of a plain decoding step."""
-        tokens = int(round_up(requests, self.captured)) if self.engine.shape == "stepped" else requests
+        tokens = (
+            int(round_up(requests, self.captured)) if self.engine.shape == "stepped" else requests
+        )
         return self.verify_seconds(tokens, requests, context_tokens, speculating=False)
 
     def base_seconds(self, requests: int, context_tokens: int) -> float:

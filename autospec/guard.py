@@ -31,7 +31,9 @@ class Guard:
         if self._left > 0:
             self._left -= 1
 
-    def note_speculative(self, committed: int, seconds: float, plain_tokens_per_second: float) -> bool:
+    def note_speculative(
+        self, committed: int, seconds: float, plain_tokens_per_second: float
+    ) -> bool:
         """A speculative step was measured; True when the guard activates.
 
         ``plain_tokens_per_second`` is the estimate for plain decoding of the same batch.

@@ -13,9 +13,9 @@ _OCTAVES = 24
 class ProbeClocks:
     """Steps since each arm was last in use, and how long to wait before trying it.
 
-    An arm that the policy uses by itself starts again at ``first_steps``; one that only probes use
-    waits ``backoff`` times longer after each of them, up to ``max_steps``. Plain decoding has
-    a clock for each octave of load, since its cost differs there.
+    After a probe an arm waits ``backoff`` times longer for the next, up to ``max_steps``; a model
+    that the policy uses by itself starts again at ``first_steps``. Plain decoding has a clock for
+    each octave of load, since its cost differs there.
     """
 
     def __init__(
@@ -45,13 +45,16 @@ class ProbeClocks:
         octave = _octave(requests)
         if PLAIN in used:
             self._plain_idle[octave] = 0
-            self._plain_wait[octave] = self._next(self._plain_wait[octave], probe)
+            if probe:
+                self._plain_wait[octave] = min(self._max, self._plain_wait[octave] * self._backoff)
         else:
             self._plain_idle[octave] += 1
         for model in self._models:
             if model in used:
                 self._idle[model] = 0
-                self._wait[model] = self._next(self._wait[model], probe)
+                self._wait[model] = (
+                    min(self._max, self._wait[model] * self._backoff) if probe else self._first
+                )
             else:
                 self._idle[model] += 1
 
@@ -60,9 +63,6 @@ class ProbeClocks:
         for model in self._models:
             self._wait[model] = self._first
         self._plain_wait = [self._first] * _OCTAVES
-
-    def _next(self, wait: float, probe: bool) -> float:
-        return min(self._max, wait * self._backoff) if probe else self._first
 
 
 def _octave(requests: int) -> int:

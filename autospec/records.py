@@ -87,6 +87,7 @@ class BatchState:
 
     Offers are the drafts that lookup proposers already hold: ``offer_lengths[p, i]`` tokens for
     request ``i``, each with a raw confidence in [0, 1]. Rows of other proposers are zero.
+    ``last_tokens[i]`` is the token that a draft would continue; some are hard to go on from.
     ``stale_tokens[p, i]`` is how many tokens proposer ``p`` must catch up on before it can draft
     for request ``i``. ``room[i]`` is how many draft tokens fit before the request's token limit.
     """
@@ -95,6 +96,7 @@ class BatchState:
     context_tokens: Int32Array  # [n]
     offer_lengths: Int16Array | None = None  # [p, n]
     offer_confidence: Float32Array | None = None  # [p, n, k]
+    last_tokens: Int32Array | None = None  # [n]
     stale_tokens: Int32Array | None = None  # [p, n]
     room: Int16Array | None = None  # [n]
     waiting_requests: int = 0

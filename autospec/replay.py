@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autospec.compiled import compiled
-from autospec.controller import Controller
 from autospec.config import Settings
+from autospec.controller import Controller
 from autospec.cost import round_up
 from autospec.errors import InputError
 from autospec.profile import Profile
@@ -30,10 +30,8 @@ from autospec.proposers.suffix import SuffixProposer
 from autospec.records import (
     BatchState,
     EngineInfo,
-    Float64Array,
     Int16Array,
     Int32Array,
-    Int64Array,
     ProposerInfo,
     Request,
     Shape,
@@ -45,6 +43,8 @@ from autospec.trace import TraceRequest
 class _Form(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+
+_CACHE_TOKENS = 1 << 16
 
 Seconds = Annotated[float, Field(ge=0)]
 
@@ -81,9 +81,7 @@ class CostFile(_Form):
     shape: Shape
     captured_sizes: tuple[int, ...] = ()
     step: StepSeconds
-    proposers: dict[
-        str, Annotated[SequentialSeconds | LookupSeconds, Field(discriminator="kind")]
-    ]
+    proposers: dict[str, Annotated[SequentialSeconds | LookupSeconds, Field(discriminator="kind")]]
 
 
 def read_cost_file(path: Path) -> CostFile:
@@ -146,7 +144,9 @@ def _outcomes(
         if p >= 0:
             if lookup[p]:
                 while (
-                    kept < verify[i] and kept < left and draft_tokens[p, i, kept] == tokens[s, at + kept]
+                    kept < verify[i]
+                    and kept < left
+                    and draft_tokens[p, i, kept] == tokens[s, at + kept]
                 ):
                     kept += 1
             else:
@@ -234,9 +234,7 @@ class ReplayEngine:
                 at = slice(len(prompt), len(prompt) + len(output))
                 self._recorded[p, slot, at] = request.accepted[info.name]
         self._handles[slot] = controller.start(
-            Request(
-                request.id, prompt, workload=request.workload, temperature=request.temperature
-            )
+            Request(request.id, prompt, workload=request.workload, temperature=request.temperature)
         )
         self._running.append(slot)
         return slot
@@ -256,14 +254,15 @@ class ReplayEngine:
             if lookup is not None and wanted[p]:
                 lookup.propose(self._history, slots, Drafts(drafts[p], offers[p], confidence[p]))
         context = self._history.lengths[slots]
-        left = (self._ends[slots] - context).astype(np.int16)
+        room = (self._ends[slots] - context - 1).astype(np.int16)
         plan = controller.plan(
             BatchState(
                 self._handles[slots],
                 context,
                 offers,
                 confidence,
-                room=left,
+                last_tokens=self._history.tokens[slots, context - 1],
+                room=room,
                 waiting_requests=waiting,
                 prefill_tokens=prefill_tokens,
             )
@@ -392,7 +391,11 @@ def default_lookups(cost: CostFile) -> Callable[[int, int], Sequence[LookupPropo
                 if name == "ngram":
                     made.append(NgramProposer(slots, capacity, max_k=part.max_k))
                 elif name == "suffix":
-                    made.append(SuffixProposer(slots, capacity, max_k=part.max_k))
+                    made.append(
+                        SuffixProposer(
+                            slots, capacity, max_k=part.max_k, cache_tokens=_CACHE_TOKENS
+                        )
+                    )
                 else:
                     raise InputError(
                         f"cost file: proposers.{name}: a lookup must be ngram or suffix"

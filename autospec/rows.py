@@ -136,6 +136,7 @@ class StepRecord:
         p, k = self._shape
         self.slots: Int32Array = np.zeros(n, dtype=np.int32)
         self.workloads: Int32Array = np.zeros(n, dtype=np.int32)
+        self.token_buckets: Int32Array = np.zeros(n, dtype=np.int32)
         self.limits: Int16Array = np.zeros((p, n), dtype=np.int16)
         self.offer_lengths: Int16Array = np.zeros((p, n), dtype=np.int16)
         self.bins: UInt8Array = np.zeros((n, p, k), dtype=np.uint8)

@@ -67,7 +67,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the step of a decision brought; rows as in its view."""
+    """What the step of a decision brought; rows as in its view.
+
+    ``plain_seconds`` is the estimate for a plain step of the same batch, 0 while there is none.
+    """
 
     requests: int
     workloads: Int32Array  # [n]
@@ -78,6 +81,8 @@ class Outcome:
     matched: Int16Array  # [p, n], -1 where nothing is known
     offer_lengths: Int16Array  # [p, n]
     step_seconds: float
+    draft_seconds: Float64Array | None  # [p]
+    plain_seconds: float
     has_prefill: bool
 
 

@@ -7,11 +7,16 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from autospec.allocation import Allocation, Prices, allocate, latency_gains, throughput_gains
-from autospec.policy.base import Decision, Policy, PolicyOptions, View, plain
+from autospec.policy.base import Decision, Outcome, Policy, PolicyOptions, View, plain
+from autospec.policy.going_rate import GoingRate
+from autospec.policy.offer_gate import OfferGate
 from autospec.records import NO_PROPOSER, Float32Array, Int16Array, ProposerInfo
+
+_MOST_WEIGHT = 4.0  # of a request that is behind its target
 
 
 class GoodputOptions(PolicyOptions):
@@ -34,7 +39,12 @@ class GoodputOptions(PolicyOptions):
 
 
 class Goodput(Policy[GoodputOptions]):
-    """Fractional programming over calibrated survivals and the learned step cost."""
+    """Fractional programming over calibrated survivals and the learned step cost.
+
+    A position is worth its time at the going rate: the long-run goodput at this load, not that of
+    the step alone. By the renewal-reward theorem that is what maximises tokens over time when
+    steps differ (easy requests then draft deeper, hard ones less deep).
+    """
 
     adaptive = True
 
@@ -47,16 +57,17 @@ class Goodput(Policy[GoodputOptions]):
         super().__init__(options, proposers, rng)
         self._held_depth = np.zeros(len(proposers), dtype=np.int16)
         self._gains = np.zeros((0, 0, 0), dtype=np.float32)
+        self._rate = GoingRate()
+        self._gate = OfferGate(self.lookup)
 
     def decide(self, view: View) -> Decision:
         """The allocation of this step; plain while nothing is known of the cost."""
         if not view.cost.is_known:
             return plain(view.requests)
-        prices = self._prices(view)
-        chosen = self._allocate(view, view.hazards, view.limits, prices, hold=True)
+        chosen = self._allocate(view, view.hazards, view.limits, self._prices(view), hold=True)
         self._held_depth = chosen.depth
-        mode: Literal["speculate", "plain"] = "speculate" if chosen.k.any() else "plain"
-        return Decision(chosen.proposer, chosen.k, mode)
+        self._gate.expect(chosen.advantage)
+        return Decision(chosen.proposer, chosen.k)
 
     def trim(self, view: View, decision: Decision, hazards: Float32Array) -> Int16Array:
         """The same program with drafting already paid and the drafts' confidences known."""
@@ -65,6 +76,27 @@ class Goodput(Policy[GoodputOptions]):
         limits[decision.proposer[rows], rows] = decision.k[rows]
         prices = replace(self._prices(view), draft=np.zeros((len(self.proposers), 4)))
         return self._allocate(view, hazards, limits, prices, hold=False).k
+
+    def learn(self, outcome: Outcome) -> None:
+        """The going rate, and whether the lookups are worth their time."""
+        if outcome.plain_seconds > 0.0 and not outcome.has_prefill:
+            self._rate.note(
+                outcome.requests,
+                float(outcome.committed.sum()),
+                outcome.step_seconds / outcome.plain_seconds,
+            )
+        if outcome.draft_seconds is not None and outcome.step_seconds > 0.0:
+            going = float(outcome.committed.sum()) / outcome.step_seconds
+            self._gate.note(
+                outcome.proposer,
+                outcome.accepted,
+                outcome.matched,
+                outcome.draft_seconds * going,
+            )
+
+    def wants_offers(self) -> NDArray[np.bool_]:
+        """The lookups that are worth their time, the others now and then."""
+        return self._gate.open()
 
     def _prices(self, view: View) -> Prices:
         cost = view.cost
@@ -84,14 +116,17 @@ class Goodput(Policy[GoodputOptions]):
             self._gains = np.zeros_like(hazards)
         latency = self.options.objective == "latency"
         base_value = float(view.requests)
+        rate = 0.0
         if latency:
             latency_gains(hazards, limits, np.ones(view.requests), self._gains)
         else:
             throughput_gains(hazards, limits, self._gains)
-            if self.options.objective == "slo":
-                weights = np.clip(view.behind, 1.0, 4.0)
-                self._gains *= weights[:, None, None].astype(np.float32)
-                base_value = float(weights.sum())
+            plain_seconds = view.cost.plain_seconds(view.requests, view.context_tokens)
+            rate = self._rate.tokens_per_second(view.requests, plain_seconds)
+        if self.options.objective == "slo":
+            weights = np.clip(view.behind, 1.0, _MOST_WEIGHT)
+            self._gains *= weights[:, None, None].astype(np.float32)
+            base_value = float(weights.sum())
         return allocate(
             self._gains,
             limits,
@@ -100,14 +135,21 @@ class Goodput(Policy[GoodputOptions]):
             base_value,
             stale_tokens=view.stale_tokens / self.options.catch_up_steps,
             latency=latency,
+            rate=rate,
             held_depth=self._held_depth,
             hold=self.options.hysteresis if hold else 0.0,
         )
 
     def state(self) -> Mapping[str, Any]:
-        """Which models were in use."""
-        return {"held_depth": self._held_depth.tolist()}
+        """Which models were in use, the going rates and the gate."""
+        return {
+            "held_depth": self._held_depth.tolist(),
+            "rate": self._rate.state(),
+            "gate": self._gate.state(),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved ``state``."""
         self._held_depth = np.array(state["held_depth"], dtype=np.int16)
+        self._rate.restore(state["rate"])
+        self._gate.restore(state["gate"])

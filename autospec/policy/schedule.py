@@ -26,7 +26,9 @@ class ScheduleOptions(PolicyOptions):
     @field_validator("table")
     @classmethod
     def _check_order(cls, table: tuple[Band, ...]) -> tuple[Band, ...]:
-        bounds = [float("inf") if band.max_requests is None else band.max_requests for band in table]
+        bounds = [
+            float("inf") if band.max_requests is None else band.max_requests for band in table
+        ]
         if bounds != sorted(set(bounds)):
             raise ValueError("max_requests must rise from band to band, null only in the last one")
         return table

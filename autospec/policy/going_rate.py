@@ -1,0 +1,54 @@
+"""What a second is worth: long-run goodput, relative to plain decoding, by load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+_OCTAVES = 24
+_WINDOW_STEPS = 512.0
+_LEAST_STEPS = 12.0
+
+
+class GoingRate:
+    """Committed tokens per plain-equivalent of time, an octave of running requests apart."""
+
+    def __init__(self) -> None:
+        self._tokens = np.zeros(_OCTAVES)
+        self._worth = np.zeros(_OCTAVES)
+        self._steps = np.zeros(_OCTAVES)
+
+    def note(self, requests: int, committed: float, plain_steps: float) -> None:
+        """A step took as long as ``plain_steps`` plain ones and brought ``committed`` tokens."""
+        octave = _octave(requests)
+        keep = 1.0 - 1.0 / _WINDOW_STEPS
+        self._tokens[octave] = self._tokens[octave] * keep + committed
+        self._worth[octave] = self._worth[octave] * keep + plain_steps * requests
+        self._steps[octave] = self._steps[octave] * keep + 1.0
+
+    def tokens_per_second(self, requests: int, plain_seconds: float) -> float:
+        """The going rate at this load; 0 while too little was seen of it."""
+        octave = _octave(requests)
+        if self._steps[octave] < _LEAST_STEPS or not plain_seconds > 0.0:
+            return 0.0
+        return float(self._tokens[octave] / self._worth[octave]) * requests / plain_seconds
+
+    def state(self) -> Mapping[str, Any]:
+        """Everything, as JSON."""
+        return {
+            "tokens": self._tokens.tolist(),
+            "worth": self._worth.tolist(),
+            "steps": self._steps.tolist(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved ``state``."""
+        self._tokens = np.array(state["tokens"])
+        self._worth = np.array(state["worth"])
+        self._steps = np.array(state["steps"])
+
+
+def _octave(requests: int) -> int:
+    return min(_OCTAVES - 1, max(0, requests - 1).bit_length())

@@ -1,0 +1,116 @@
+"""Whether lookups are worth their own time, seldom as that is in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autospec.compiled import compiled
+from autospec.records import Float64Array, Int16Array
+
+_WINDOW_STEPS = 128.0
+_LOOK_STEPS = 16
+_FIRST_PAUSE_STEPS = 64
+_MAX_PAUSE_STEPS = 512
+
+
+@compiled
+def realized_advantage(
+    proposer: Int16Array,
+    accepted: Int16Array,
+    matched: Int16Array,
+    lookup: NDArray[np.bool_],
+    advantage: Float64Array,
+) -> None:
+    """Tokens that each lookup [p] brought beyond the best other lookup's offer for the same row."""
+    advantage[:] = 0.0
+    for i in range(proposer.shape[0]):
+        p = proposer[i]
+        if p >= 0 and lookup[p]:
+            other = 0
+            for q in range(lookup.shape[0]):
+                if q != p and lookup[q]:
+                    other = max(other, matched[q, i])
+            advantage[p] += accepted[i] - other
+
+
+class OfferGate:
+    """Pauses a lookup whose drafts bring less than it takes; looks again after growing pauses.
+
+    Its advantage is what the batch would lose without it, the other proposers still there: the
+    smaller of what was expected and what came of it. (What was expected alone is too kind, since
+    the proposer with the luckiest estimate is the one that is chosen.) Of two that draft alike
+    one is paused, never both in the same step.
+    """
+
+    def __init__(self, lookup: NDArray[np.bool_]) -> None:
+        self._lookup = lookup
+        self._expected = np.zeros(len(lookup))
+        self._realized = np.zeros(len(lookup))
+        count = len(lookup)
+        self._balance = np.zeros(count)  # advantage minus cost, tokens per step, running mean
+        self._seen = np.zeros(count)
+        self._pause = np.zeros(count, dtype=np.int64)
+        self._next_pause = np.full(count, _FIRST_PAUSE_STEPS, dtype=np.int64)
+        self._open = lookup.copy()
+
+    def open(self) -> NDArray[np.bool_]:
+        """Which lookups should draft for the next plan [p]."""
+        opened: NDArray[np.bool_] = self._open
+        return opened
+
+    def expect(self, advantage: Float64Array) -> None:
+        """A step was planned: ``advantage`` [p] in expected tokens."""
+        self._expected = advantage
+
+    def note(
+        self,
+        proposer: Int16Array,  # [n]
+        accepted: Int16Array,  # [n]
+        matched: Int16Array,  # [p, n]
+        cost: Float64Array,  # [p]
+    ) -> None:
+        """The step is over; ``cost`` is each proposer's time in tokens at the going rate."""
+        realized_advantage(proposer, accepted, matched, self._lookup, self._realized)
+        advantage = np.minimum(self._expected, self._realized)
+        is_open = self._open
+        self._balance[is_open] += (advantage - cost - self._balance)[is_open] / _WINDOW_STEPS
+        self._seen[is_open] += 1.0
+        paused = self._lookup & ~is_open
+        self._pause[paused] -= 1
+        for p in np.flatnonzero(paused & (self._pause <= 0)):
+            self._open[p] = True
+            self._seen[p] = _WINDOW_STEPS - _LOOK_STEPS
+            self._balance[p] = 0.0
+        ripe = is_open & (self._seen >= _WINDOW_STEPS)
+        if not ripe.any():
+            return
+        worst = int(np.argmin(np.where(ripe, self._balance, np.inf)))
+        self._seen[ripe] = _WINDOW_STEPS - _LOOK_STEPS
+        if self._balance[worst] < 0.0:
+            self._open[worst] = False
+            self._pause[worst] = self._next_pause[worst]
+            self._next_pause[worst] = min(_MAX_PAUSE_STEPS, 2 * self._next_pause[worst])
+        else:
+            self._next_pause[ripe] = _FIRST_PAUSE_STEPS
+
+    def state(self) -> Mapping[str, Any]:
+        """Everything, as JSON."""
+        return {
+            "balance": self._balance.tolist(),
+            "seen": self._seen.tolist(),
+            "pause": self._pause.tolist(),
+            "next_pause": self._next_pause.tolist(),
+            "open": self._open.tolist(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved ``state``."""
+        self._balance = np.array(state["balance"])
+        self._seen = np.array(state["seen"])
+        self._pause = np.array(state["pause"], dtype=np.int64)
+        self._next_pause = np.array(state["next_pause"], dtype=np.int64)
+        self._open = np.array(state["open"], dtype=np.bool_)
