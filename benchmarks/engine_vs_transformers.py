@@ -27,8 +27,9 @@ from autospec.engine.model import DTYPES, CausalModel
 from autospec.engine.request import GenerationRequest
 
 TOPICS = (
-    "the tide", "a broken clock", "bread", "a night train", "chess", "the moon", "a lost key", "bees",
-    "an old bridge", "rain", "the number seven", "a lighthouse", "copper", "a violin", "maps", "snow",
+    "the tide", "a broken clock", "bread", "a night train", "chess", "the moon", "a lost key",
+    "bees", "an old bridge", "rain", "the number seven", "a lighthouse", "copper", "a violin",
+    "maps", "snow",
 )  # fmt: skip
 
 

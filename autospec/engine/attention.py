@@ -21,7 +21,7 @@ from autospec.records import Int32Array, Int64Array
 ATTENTION_NAME = "autospec_packed"
 
 CALL_COST = 500 * 192
-"""Fixed cost of one attention call, in (cached positions x kv_heads x head_dim), measured on CPU."""
+"""Fixed cost of an attention call, in cached positions x kv_heads x head_dim, measured on CPU."""
 
 QUERY_COST = 0.09
 """Cost of each further query token of a row, as a share of the first one's, measured on CPU."""
@@ -154,7 +154,7 @@ class PackedStep:
     def _mask(
         self, group: _Group, folds: int, window: int | None, dtype: torch.dtype
     ) -> torch.Tensor | None:
-        """Additive mask [slots, 1, max_count * folds, max_length], made once per step and window."""
+        """Additive mask [slots, 1, max_count * folds, max_length], once per step and window."""
         if window is not None and group.max_length <= window:
             window = None
         if window not in group.masks:
@@ -214,7 +214,7 @@ def packed_attention(
     packed: PackedStep | None = None,
     **unused: object,
 ) -> tuple[torch.Tensor, None]:
-    """What a layer of the model calls; the signature is transformers'. ``unused`` are its own flags."""
+    """What a layer of the model calls, as transformers defines it; ``unused`` are its own flags."""
     if packed is None:
         raise ValueError("a model loaded for the embedded engine was called without a packed step")
     layer = module.layer_idx

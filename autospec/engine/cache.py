@@ -42,7 +42,7 @@ class SlotCache:
     def write(
         self, layer: int, index: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Store ``keys`` and ``values`` [tokens, kv_heads, head_dim] at ``slot * capacity + position``."""
+        """Store [tokens, kv_heads, head_dim] at ``index`` = ``slot * capacity + position``."""
         self._flat_keys[layer].index_copy_(0, index, keys)
         self._flat_values[layer].index_copy_(0, index, values)
 

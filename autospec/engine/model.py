@@ -95,7 +95,7 @@ class CausalModel:
         if dtype != "auto" and dtype not in DTYPES:
             raise ModelError(f"dtype is {dtype!r}; it must be auto or one of {', '.join(DTYPES)}")
         try:
-            model, loading = AutoModelForCausalLM.from_pretrained(
+            model, loading = cast(Any, AutoModelForCausalLM).from_pretrained(
                 path,
                 dtype=DTYPES.get(dtype, "auto"),
                 local_files_only=True,
@@ -129,7 +129,7 @@ class CausalModel:
     def new_step(
         self, cache: SlotCache, slots: Int32Array, starts: Int32Array, counts: Int32Array
     ) -> PackedStep:
-        """The layout of a forward that appends ``counts`` tokens to ``slots`` from ``starts`` on."""
+        """The layout of a forward that appends ``counts`` tokens to ``slots`` at ``starts``."""
         return PackedStep(cache, slots, starts, counts, self._kv_heads * self._head_dim)
 
     def forward(
@@ -139,7 +139,7 @@ class CausalModel:
         rows: torch.Tensor,  # [rows] token indices to return logits of
         hidden_layers: Sequence[int] = (),
     ) -> ForwardResult:
-        """One packed forward. ``hidden_layers`` index the outputs of layers, -1 being the last, normed."""
+        """One packed forward. ``hidden_layers`` index outputs of layers, -1 the last, normed."""
         with torch.inference_mode():
             output = self._forward(
                 input_ids=tokens.unsqueeze(0),
@@ -162,7 +162,7 @@ class CausalModel:
             raise ModelError(
                 f"{self.name}: text was asked for, but the model folder has no tokenizer"
             )
-        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
 def _check_folder(path: Path) -> None:
@@ -179,7 +179,8 @@ def _check_folder(path: Path) -> None:
     family = config.get("model_type") if isinstance(config, dict) else None
     if family not in SUPPORTED_FAMILIES:
         raise ModelError(
-            f"{config_path}: model_type is {family!r}; supported are {', '.join(SUPPORTED_FAMILIES)}"
+            f"{config_path}: model_type is {family!r}; "
+            f"supported are {', '.join(SUPPORTED_FAMILIES)}"
         )
     if not any(path.glob("*.safetensors")):
         raise ModelError(f"{path}: no *.safetensors file; save the model with save_pretrained")
@@ -188,14 +189,15 @@ def _check_folder(path: Path) -> None:
 def _check_runnable(config: Any, name: str) -> None:
     if config.model_type not in SUPPORTED_FAMILIES:
         raise ModelError(
-            f"{name}: model_type is {config.model_type!r}; supported are {', '.join(SUPPORTED_FAMILIES)}"
+            f"{name}: model_type is {config.model_type!r}; "
+            f"supported are {', '.join(SUPPORTED_FAMILIES)}"
         )
     rope = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type", "default")
     if kind in _LENGTH_DEPENDENT_ROPE:
         raise ModelError(
-            f"{name}: rope_type is {kind!r}, whose rotation depends on the longest request of a batch; "
-            "requests packed into one step would change each other's output"
+            f"{name}: rope_type is {kind!r}, whose rotation depends on the longest request of a "
+            "batch; requests packed into one step would change each other's output"
         )
 
 

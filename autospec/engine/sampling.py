@@ -11,9 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from autospec.errors import InputError
 from autospec.records import Float64Array, Int64Array
+
+UInt64Array = NDArray[np.uint64]
 
 _NUCLEUS_GUESS = 256
 """Candidates looked at first for top-p; rows with a flatter distribution are sorted whole."""
@@ -128,7 +131,7 @@ def _rank_threshold(probs: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 def _threshold_among(
     probs: torch.Tensor, largest: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Threshold [n] found among the ``largest`` probabilities [n, width], and whether it is final."""
+    """Threshold [n] found among the ``largest`` [n, width], and whether it is final."""
     width = largest.shape[1]
     # Rank filter first: what top-k drops does not count towards the nucleus.
     kth = largest.gather(1, (top_k.clamp(max=width) - 1)[:, None])
@@ -150,7 +153,7 @@ def _threshold_among(
 
 
 def sample(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Tokens [n] drawn from unnormalized ``probs`` [n, vocab] by inverting the distribution function."""
+    """Tokens [n] drawn from unnormalized ``probs`` [n, vocab] by inverting their cumulative sum."""
     cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # A uniform of almost 1 must not round up to the total, behind which there is no token.
@@ -169,12 +172,12 @@ def uniforms(rows: SamplingRows, width: int, stream: int) -> Float64Array:
         key = _mixed(key ^ _mixed(rows.draw.astype(np.uint64) * _GOLDEN + np.uint64(stream + 1)))
         columns = np.arange(1, width + 1, dtype=np.uint64) * _GOLDEN
         bits = _mixed(key[:, None] + columns[None, :])
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    numbers: Float64Array = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers
 
 
-def _mixed(
-    value: np.ndarray[tuple[int, ...], np.dtype[np.uint64]],
-) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+def _mixed(value: UInt64Array) -> UInt64Array:
     value = (value ^ (value >> np.uint64(30))) * _MIX_1
     value = (value ^ (value >> np.uint64(27))) * _MIX_2
-    return value ^ (value >> np.uint64(31))
+    mixed: UInt64Array = value ^ (value >> np.uint64(31))
+    return mixed

@@ -148,7 +148,7 @@ class Scheduler:
                 self._cancelled.add(request_id)
 
     def admit(self, user: SlotUser | None) -> list[Event]:
-        """End what was cancelled and give free slots to the longest waiting; events of the ended."""
+        """End what was cancelled, give free slots to the longest waiting; events of the ended."""
         if not self._waiting and not self._cancelled:
             return []
         events: list[Event] = []
@@ -287,19 +287,22 @@ class Scheduler:
             raise InputError(f"{name}: the prompt is empty; it must hold at least one token")
         if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
             raise InputError(
-                f"{name}: the prompt must be a flat list of token ids, not {prompt.dtype} {prompt.shape}"
+                f"{name}: the prompt must be a flat list of token ids, "
+                f"found an array of {prompt.dtype} with shape {prompt.shape}"
             )
         capacity = self._cache.capacity
         if len(prompt) >= capacity:
             raise InputError(
-                f"{name}: the prompt has {len(prompt)} tokens; at most {capacity - 1} fit, so that one can "
-                f"be generated (context of the model {self._target.context_tokens}, capacity of the engine {capacity})"
+                f"{name}: the prompt has {len(prompt)} tokens; at most {capacity - 1} fit, so that "
+                f"one can be generated (the model's context is {self._target.context_tokens}, the "
+                f"engine's capacity {capacity})"
             )
         low, high = int(prompt.min()), int(prompt.max())
         if low < 0 or high >= self._target.vocab_size:
             found = low if low < 0 else high
             raise InputError(
-                f"{name}: the prompt holds token {found}; allowed are 0 to {self._target.vocab_size - 1}"
+                f"{name}: the prompt holds token {found}; "
+                f"allowed are 0 to {self._target.vocab_size - 1}"
             )
         if request.max_tokens < 1:
             raise InputError(f"{name}: max_tokens is {request.max_tokens}; it must be at least 1")

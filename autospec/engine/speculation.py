@@ -14,12 +14,12 @@ from typing import Protocol, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from autospec.engine.cache import SlotCache
 from autospec.engine.drafting import DraftTask, Kept, ModelDrafts, ModelProposer
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
-from autospec.engine.sampling import SamplingRows
 from autospec.engine.scheduler import Batch, Scheduler
 from autospec.proposers.base import Drafts, History, LookupProposer
 from autospec.records import (
@@ -41,6 +41,7 @@ class StepController(Protocol):
     @property
     def k_max(self) -> int: ...
     def start(self, request: Request) -> int: ...
+    def wants_offers(self) -> NDArray[np.bool_]: ...
     def plan(self, state: BatchState) -> Plan: ...
     def trim(self, plan: Plan, drafted: Int16Array, confidence: Float32Array) -> Plan: ...
     def observe(self, plan: Plan, result: StepResult) -> None: ...
@@ -97,8 +98,10 @@ class Speculator:
 
     def begin(self, slot: int, request: GenerationRequest, prompt: Int32Array) -> None:
         """A request has got ``slot``."""
-        for proposer in (*self._lookups.values(), *self._models.values()):
-            proposer.reset(slot)
+        for lookup in self._lookups.values():
+            lookup.reset(slot)
+        for model in self._models.values():
+            model.reset(slot)
         self._handles[slot] = self._controller.start(
             Request(
                 id=request.id,
@@ -229,7 +232,10 @@ class Speculator:
         self, history: History, slots: Int32Array, room: Int64Array, seconds: Float64Array
     ) -> dict[int, Drafts]:
         offers: dict[int, Drafts] = {}
+        wanted = self._controller.wants_offers()
         for index, lookup in self._lookups.items():
+            if not wanted[index]:
+                continue
             began = self._clock()
             buffer = self._buffers[index]
             num_rows = len(slots)
@@ -266,6 +272,7 @@ class Speculator:
             context_tokens=scheduler.history.lengths[slots],
             offer_lengths=offer_lengths,
             offer_confidence=offer_confidence,
+            last_tokens=scheduler.history.tokens[slots, scheduler.history.lengths[slots] - 1],
             stale_tokens=stale,
             room=np.minimum(room, np.iinfo(np.int16).max).astype(np.int16),
             waiting_requests=scheduler.waiting_requests,

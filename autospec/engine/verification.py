@@ -64,9 +64,9 @@ def verify_sampled(
         target_prob = probs[packed, tokens].double()
         draft_prob = torch.ones_like(target_prob)
         if draft_probs is not None:
-            of_row = draft_probs[
-                dense.clamp(min=0)[:, None], torch.from_numpy(columns).to(device), tokens
-            ]
+            # Other proposers may have drafted deeper in this step; those columns are not valid.
+            own = torch.from_numpy(np.minimum(columns, draft_probs.shape[1] - 1)).to(device)
+            of_row = draft_probs[dense.clamp(min=0)[:, None], own, tokens]
             draft_prob = torch.where((dense >= 0)[:, None], of_row.double(), draft_prob)
         kept = accepts(target_prob, draft_prob, uniforms[:, :depth])
         accepted = _leading(valid & kept.cpu().numpy())
@@ -107,7 +107,7 @@ def _recovered_from(
 def accepts(
     target_prob: torch.Tensor, draft_prob: torch.Tensor, uniform: torch.Tensor
 ) -> torch.Tensor:
-    """Whether to keep a token of probability ``target_prob`` that was drafted with ``draft_prob``."""
+    """Whether to keep tokens of probability ``target_prob`` drafted with ``draft_prob``."""
     return uniform * draft_prob < target_prob
 
 

@@ -23,7 +23,8 @@ class DraftModelProposer:
     verified by rejection sampling; greedy rows get its likeliest tokens. The confidence of a token
     is its probability, unfiltered for greedy rows and its expected value for sampled ones. A row
     stops before the first token whose confidence is below ``min_confidence``. The cache of a row
-    that was off is caught up within the next draft. Sources: Leviathan et al. 2023, Chen et al. 2023.
+    that was off is caught up within the next draft. Sources: Leviathan et al.
+    2023, Chen et al. 2023.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -62,9 +63,10 @@ class DraftModelProposer:
         self._own_cache.lengths[slot] = 0
 
     def stale_tokens(self, history: History, slots: Int32Array) -> Int32Array:
-        """Known tokens [n] that the draft has not seen, but for the last, which every draft feeds."""
+        """Known tokens [n] not seen yet, but for the last, which every draft feeds."""
         missing = history.lengths[slots] - self._own_cache.lengths[slots] - 1
-        return np.maximum(missing, 0).astype(np.int32)
+        stale: Int32Array = np.maximum(missing, 0).astype(np.int32)
+        return stale
 
     def memory_bytes(self) -> int:
         """Bytes of the draft's cache."""
@@ -150,7 +152,7 @@ class DraftModelProposer:
         probs: torch.Tensor | None,
         probs_row: Int64Array,
     ) -> tuple[Int64Array, Float32Array]:
-        """The next token and its confidence for each active row; fills ``probs`` of sampled rows."""
+        """The next token of each active row and its confidence; fills ``probs`` of sampled rows."""
         chosen: Int64Array = np.zeros(len(active), dtype=np.int64)
         sure: Float32Array = np.zeros(len(active), dtype=np.float32)
         greedy = np.flatnonzero(probs_row[active] < 0)
