@@ -1,10 +1,10 @@
 """How likely draft tokens are to be accepted: calibrated hazards per position, at three levels.
 
-A hazard is P(position j is accepted | the positions before it were). Its evidence is a bin: the raw
-confidence of a lookup draft's token, or, for a model that has not drafted yet, what is known of the
-request (``context_bins``). Counts are kept per (workload, proposer, position bucket, bin) and pooled
-over workloads; a Beta posterior shrinks a workload's cell towards the pooled one, and that towards
-a prior. Two offsets then move the log-odds: the request's own, and, at the first position, that of
+A hazard is P(position j is accepted | the positions before it were). Its evidence is a bin: the
+raw confidence of a lookup draft's token, or, for a model that has not drafted yet, what is known of
+the request (``context_bins``). Counts are kept per (workload, proposer, position bucket, bin) and
+pooled over workloads; a Beta posterior shrinks a workload's cell towards the pooled one, and that
+towards a prior. Two offsets then move the log-odds: the request's own, and, at the first position, that of
 the token the draft continues. Each is a Gaussian belief updated by one Newton step of the logistic
 likelihood per observation (assumed-density filtering, Opper 1998), forgetting by bounded precision.
 Survival S_j is the running product of hazards.
@@ -312,7 +312,7 @@ class HazardTable:
     def draft_evidence(
         self, confidence: Float32Array, limits: Int16Array, bins: UInt8Array
     ) -> None:
-        """Write the bins of fresh drafts' confidences [n, k], up to each proposer's limits [p, n]."""
+        """Write the bins of fresh drafts' confidences [n, k], up to the limits [p, n]."""
         for p in range(limits.shape[0]):
             confidence_bins(confidence, limits[p], _BIN_OF, bins, p)
 

@@ -1,20 +1,20 @@
 """Who drafts and how many tokens: the fractional program of one step, solved.
 
-Maximise ``score = value / seconds`` over a proposer and a k for every request, where
+Maximize ``score = value / seconds`` over a proposer and a k for every request, where
 
     value   = base value + sum of gains of the draft positions taken
     seconds = base + F(paid tokens) + drafting
 
-Gains never increase with the position, so for a price L (value per second, the score itself at the
-optimum) a position is worth taking exactly when its gain exceeds L x its seconds, and a request takes
-the proposer with the larger sum of such surpluses (Dinkelbach, Management Science 13(7), 1967). The
-depth of a model proposer is paid by the whole batch and is enumerated. Where a token's price depends
-on how many there are (captured sizes, kinks), the chosen positions are sorted by gain and every
-cut is tried at its true cost. A padded engine pays for its longest row, which is enumerated.
+Gains never increase with the position, so for a price L (value per second, the score itself at
+the optimum) a position is worth taking exactly when its gain exceeds L x its seconds, and a request
+takes the proposer with the larger sum of such surpluses (Dinkelbach, Management Science 13(7),
+1967). The depth of a model is paid by the whole batch and is enumerated. Where a token's price
+depends on how many there are (captured sizes, kinks), the chosen positions are sorted by gain and
+every cut is tried at its true cost. A padded engine pays for its longest row, which is enumerated.
 
-Throughput uses gains S_j. Latency minimises the mean of seconds / (1 + A_r) over requests, with A_r
-the accepted tokens; its gains are 1/(1 + A_{j-1}) - 1/(1 + A_j), and the price is that of the sum left.
-When the price of a second is given (``rate``), value - rate x seconds is maximised instead.
+Throughput uses gains S_j. Latency minimizes the mean of seconds / (1 + A_r) over requests, with
+A_r the accepted tokens; its gains are 1/(1 + A_{j-1}) - 1/(1 + A_j), and the price is that of the
+sum left. When the price of a second is given (``rate``), value - rate x seconds is maximized.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Prices:
     """What the engine charges, in seconds, for one step.
 
     ``base`` is the target forward without its tokens, ``speculating`` what any draft adds to it,
-    ``slopes`` the price of a token in each segment between ``cost.KNOTS``, ``draft`` [p, 4] what each
-    model charges per step in use, per depth, per drafted and per caught-up token.
+    ``slopes`` the price of a token in each segment between ``cost.KNOTS``, ``draft`` [p, 4] what
+    each model charges per step in use, per depth, per drafted and per caught-up token.
     """
 
     base: float
@@ -144,10 +144,7 @@ def _batch_surplus(
 
 @compiled
 def _pattern_kept(depth: Int16Array, held: Int16Array) -> bool:
-    for p in range(depth.shape[0]):
-        if (depth[p] > 0) != (held[p] > 0):
-            return False
-    return True
+    return bool(np.all((depth > 0) == (held > 0)))
 
 
 @compiled
@@ -470,7 +467,7 @@ def solve(
     for s in range(first, last):
         if abs(slopes[s + 1] - slopes[s]) > 1e-3 * (slopes[s] + slopes[s + 1]):
             bent = True
-    # Where the score is not quasi-convex (latency, kinks, captured sizes), several starts are tried.
+    # Where the score is not quasi-convex (latency, kinks, captured sizes), try several starts.
     num_prices = longest if shape == _PADDED else last - first + 1
     chord = 0.0
     if shape != _PADDED and bent:
@@ -492,10 +489,9 @@ def solve(
             token_price = chord * (0.0, 0.5, 1.0, 2.0)[which - (last - first) - 1]
         else:
             token_price = slopes[first + which]
-            if start == 0 and tried >= 0.0:
-                if abs(token_price - tried) < 0.03 * (token_price + tried):
-                    continue
             if start == 0:
+                if tried >= 0.0 and abs(token_price - tried) < 0.03 * (token_price + tried):
+                    continue
                 tried = token_price
         price = (
             max(base_value - best_value, 1e-9) if latency else base_value + best_value

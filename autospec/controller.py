@@ -61,9 +61,9 @@ _PROBE_REQUESTS = 8
 class Controller:
     """Decides, for every step of one engine, who drafts, how many tokens, and how many to verify.
 
-    ``plan``, ``trim`` and ``observe`` are called once per step, in this order, from one thread; they
-    never raise. A fault in a policy makes the step plain, is counted and logged once. ``start``
-    and ``finish`` frame a request. Raises ConfigError when settings do not fit the engine.
+    ``plan``, ``trim`` and ``observe`` are called once per step, in this order, from one thread;
+    they never raise. A fault in a policy makes the step plain, is counted and logged once.
+    ``start`` and ``finish`` frame a request. Raises ConfigError when settings do not fit.
     """
 
     def __init__(
@@ -460,8 +460,9 @@ class Controller:
         if matched is None:
             matched = self._nothing.fit(n).matched
         drifts = self.acceptance.learn(
-            record.slots, record.workloads, record.token_buckets, known, plan.proposer, verified, accepted, committed,
-            matched, record.offer_lengths, record.bins, record.hazards,
+            record.slots, record.workloads, record.token_buckets, known, plan.proposer,
+            verified, accepted, committed, matched, record.offer_lengths,
+            record.bins, record.hazards,
         )  # fmt: skip
         if record.is_trimmed:
             drafted = (record.draft_limits.sum(axis=0) > 0) & (plan.proposer >= 0)
@@ -660,7 +661,7 @@ def _usable(settings: Settings, proposers: Sequence[ProposerInfo]) -> Int16Array
 
 
 def _warm(proposers: Sequence[ProposerInfo], engine: EngineInfo, k_max: int) -> None:
-    """Compile, or load from the disk cache, every kernel of the hot path before a request needs it."""
+    """Compile every kernel of the hot path, or load it from the disk cache, ahead of requests."""
     n, p = 1, len(proposers)
     if p == 0:
         return
@@ -685,8 +686,9 @@ def _warm(proposers: Sequence[ProposerInfo], engine: EngineInfo, k_max: int) -> 
         )  # fmt: skip
         zeros = np.zeros(n, dtype=np.int16)
         table.learn(
-            record.slots, record.workloads, record.token_buckets, np.ones(n, dtype=np.bool_), zeros, zeros, zeros,
-            zeros, nothing.matched, record.offer_lengths, record.bins, record.hazards,
+            record.slots, record.workloads, record.token_buckets, np.ones(n, dtype=np.bool_),
+            zeros, zeros, zeros, zeros, nothing.matched, record.offer_lengths,
+            record.bins, record.hazards,
         )  # fmt: skip
     step_cost = StepCost(proposers, engine)
     depth, draft_tokens, catch_up = np.zeros((3, p))

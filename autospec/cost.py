@@ -1,8 +1,8 @@
 """What a step costs, learned online from served steps.
 
-Verification is ``fixed + F(tokens) + context + requests [+ speculating]`` with a piecewise linear F;
+Verification is ``fixed + F(tokens) + context + requests [+ speculating]``, F piecewise linear;
 drafting with a model is ``active + depth + tokens + catch-up``. All coefficients are non-negative
-and found by least squares on relative errors, with priors that keep neighbouring slopes alike.
+and found by least squares on relative errors, with priors that keep neighboring slopes alike.
 Plain and speculative steps, and each octave of load, keep statistics of their own: they forget only
 when steps of the same kind are seen again, so plain decoding's cost survives hours of speculation.
 Steps that also prefill are never charged to speculation: they teach the prefill coefficient alone.
@@ -313,8 +313,11 @@ class StepCost:
             _solve(self._gram, self._moment, self._precision, self._target, self.beta, 500)
 
     def take_fresh(self) -> Mapping[str, Float64Array]:
-        """Additive statistics since the last call: gram [cell, f, f], moment [cell, f], weight [cell]
-        and the reference step [seconds, tokens, context, count] that scales the priors."""
+        """Additive statistics since the last call.
+
+        gram [cell, f, f], moment [cell, f], weight [cell], and the reference step [seconds, tokens,
+        context, count] that scales the priors.
+        """
         fresh = {
             "gram": self._fresh_gram.copy(),
             "moment": self._fresh_moment.copy(),

@@ -1,4 +1,4 @@
-"""Every error AutoSpec raises on purpose. Messages name the place, the value and what is allowed."""
+"""The errors AutoSpec raises on purpose. Messages name the place, the value, what is allowed."""
 
 from __future__ import annotations
 

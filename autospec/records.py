@@ -22,7 +22,7 @@ NO_PROPOSER = -1
 """Value in ``Plan.proposer`` of a request that does not speculate in this step."""
 
 Kind = Literal["lookup", "sequential", "parallel"]
-"""How a proposer drafts: by looking tokens up on the host, one forward per depth, or one forward."""
+"""How a proposer drafts: by looking tokens up, with one forward per depth, or with one in all."""
 
 Shape = Literal["packed", "padded", "stepped"]
 """What a target forward pays for: every token, the longest row of the batch, or a captured size."""

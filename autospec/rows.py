@@ -253,7 +253,7 @@ def sum_up_models(
     draft_tokens: Float64Array,
     catch_up: Float64Array,
 ) -> None:
-    """What each model does in a step [p]: its depth, its draft tokens and those it catches up on."""
+    """What each model does in a step [p]: depth, draft tokens and tokens to catch up on."""
     depth[:] = 0.0
     draft_tokens[:] = 0.0
     catch_up[:] = 0.0

@@ -1,4 +1,4 @@
-"""The default: maximise what the step is expected to bring, per request, with hysteresis."""
+"""The default: maximize what the step is expected to bring, per request, with hysteresis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_WEIGHT = 4.0  # of a request that is behind its target
 
 
 class GoodputOptions(PolicyOptions):
-    """What to maximise, and how reluctantly to change."""
+    """What to maximize, and how reluctantly to change."""
 
     name: Literal["goodput"] = "goodput"
     objective: Annotated[
@@ -42,7 +42,7 @@ class Goodput(Policy[GoodputOptions]):
     """Fractional programming over calibrated survivals and the learned step cost.
 
     A position is worth its time at the going rate: the long-run goodput at this load, not that of
-    the step alone. By the renewal-reward theorem that is what maximises tokens over time when
+    the step alone. By the renewal-reward theorem that is what maximizes tokens over time when
     steps differ (easy requests then draft deeper, hard ones less deep).
     """
 
