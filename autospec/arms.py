@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autospec import __version__
 from autospec.config import Settings
@@ -115,6 +116,9 @@ class _Tap:
 
     def start(self, request: Request) -> int:
         return self._controller.start(request)
+
+    def wants_offers(self) -> NDArray[np.bool_]:
+        return self._controller.wants_offers()
 
     def plan(self, state: BatchState) -> Plan:
         return self._controller.plan(state)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -33,7 +35,7 @@ from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.errors import InputError
 from autospec.journal import Journal
-from autospec.live import open_view
+from autospec.live import open_view, say
 from autospec.metrics import Metrics, MetricsServer
 from autospec.phases import (
     ADAPTIVE,
@@ -49,7 +51,7 @@ from autospec.profile import load_profile
 from autospec.prompts import Prompt, read_prompts, workload_names
 from autospec.summary import print_summary
 
-_NEVER = float("inf")
+_NEVER = 1e12
 _WARM_UP_PROMPT_TOKENS = 16
 _WARM_UP_TOKENS = 12
 _WARM_UP_ARM = ArmSpec("suffix:4", "suffix", 4)
@@ -83,7 +85,10 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A measurement to be made: models, requests, arms, and where what is learned is kept."""
+    """A measurement to be made: models, requests, arms, and where what is learned is kept.
+
+    A machine too slow for ``budget_seconds`` skips later rounds of its phases, never the first.
+    """
 
     title: str
     target: CausalModel
@@ -96,6 +101,7 @@ class Comparison:
     policy: str
     stop_at_eos: bool = False
     start_cold: bool = False
+    budget_seconds: float | None = None
     seed: int = 0
 
 
@@ -173,20 +179,18 @@ def run_comparison(comparison: Comparison, console: Console, json_path: Path | N
     """Measure, show tables and paths, write the JSON; returns the exit code."""
     outcome = compare(comparison, console)
     if not outcome.measurement.results[comparison.specs[0].name][0]:
-        console.print("interrupted before the first round was complete; nothing to show")
+        say(console, "interrupted before the first round was complete; nothing to show")
         return 1
     print_summary(console, outcome.measurement)
     if outcome.profile is not None:
-        console.print(
-            f"profile saved in {outcome.profile} (the next run starts from it)", markup=False
-        )
+        say(console, f"profile saved in {outcome.profile} (the next run starts from it)")
     if outcome.journal is not None:
-        console.print(f"journal saved in {outcome.journal}", markup=False)
+        say(console, f"journal saved in {outcome.journal}")
     if json_path is not None:
         write_json(json_path, result_json(comparison, outcome))
-        console.print(f"figures saved in {json_path}", markup=False)
+        say(console, f"figures saved in {json_path}")
     if outcome.interrupted:
-        console.print("interrupted: the figures above are those of the finished rounds")
+        say(console, "interrupted: the figures above are those of the finished rounds")
     return 1 if outcome.interrupted else 0
 
 
@@ -206,7 +210,7 @@ def kept_settings(
 
 def load_model(folder: Path, dtype: str, device: str, console: Console) -> CausalModel:
     """Load a model folder, saying so. Raises ModelError."""
-    console.print(f"loading {folder} …", markup=False)
+    say(console, f"loading {folder} …")
     transformers_logging.disable_progress_bar()
     return CausalModel.load(folder, dtype=dtype, device=device)
 
@@ -231,12 +235,13 @@ def compare(comparison: Comparison, console: Console) -> Outcome:
     adaptive = ADAPTIVE in names
     registry = CollectorRegistry()
     server, journal, warm_requests = None, None, None
+    budget = math.inf if comparison.budget_seconds is None else comparison.budget_seconds
     interrupted = False
     saved: Path | None = None
     try:
         if adaptive and settings.metrics.port is not None:
             server = MetricsServer(settings.metrics.port, registry, settings.metrics.address)
-            console.print(f"metrics at http://{settings.metrics.address}:{server.port}/metrics")
+            say(console, f"metrics at http://{settings.metrics.address}:{server.port}/metrics")
         if adaptive and settings.journal.path is not None:
             journal = Journal(settings.journal.path, settings.journal.max_bytes)
         arms = {
@@ -253,11 +258,15 @@ def compare(comparison: Comparison, console: Console) -> Outcome:
                 metrics=Metrics(registry),
             )
             warm_requests = _warm_requests(comparison, arms[ADAPTIVE], console)
-        console.print("warming up …")
+        say(console, "warming up …")
         _warm_up(comparison, inputs, token_ids)
         try:
             with open_view(console, comparison.title, measurement, len(blocks)) as view:
+                began = time.monotonic()
                 for number, block in enumerate(blocks):
+                    elapsed = time.monotonic() - began
+                    if block.round > 0 and elapsed > budget * number / len(blocks):
+                        continue
                     served: dict[str, Served] = {}
                     for name in arm_order(names, number):
                         view.begin(block, name)
@@ -297,20 +306,20 @@ def _warm_requests(comparison: Comparison, arm: Arm, console: Console) -> float 
     """Say what the adaptive arm starts from; the requests it was learned on, None for cold."""
     path = comparison.settings.profile.path
     if path is None:
-        console.print("cold start: no profile was named")
+        say(console, "cold start: no profile was named")
         return None
     if comparison.start_cold:
-        console.print(f"cold start as asked; what is learned is added to {path}", markup=False)
+        say(console, f"cold start as asked; what is learned is added to {path}")
         return None
     if arm.controller is None or not arm.controller.is_warm:
-        console.print(f"cold start: no profile that fits in {path}", markup=False)
+        say(console, f"cold start: no profile that fits in {path}")
         return None
     profile = load_profile(path)
     requests = sum(each.requests for each in profile.workloads.values())
-    console.print(
+    say(
+        console,
         f"warm start from {path}: learned on {requests:.0f} requests of "
         f"{', '.join(sorted(profile.workloads))}",
-        markup=False,
     )
     return requests
 

