@@ -323,6 +323,7 @@ class Controller:
         record.is_trimmed = False
         record.view = self._view(record, batch, confidence)
         decision, mode = self._decide(record.view)
+        record.arm = decision.arm
         proposer, k = np.empty((2, n), dtype=np.int16)
         expected, verified, longest, switches = bound_decision(
             decision.proposer,
@@ -402,6 +403,7 @@ class Controller:
             record.stale,
             behind,
             self.cost,
+            batch.handles,
             batch.prefill_tokens > 0,
         )
 
@@ -487,7 +489,7 @@ class Controller:
             Outcome(
                 n, record.workloads, plan.proposer, verified, accepted, committed, matched,
                 record.offer_lengths, step_seconds, result.draft_seconds, plain_seconds,
-                result.prefill_tokens > 0,
+                result.prefill_tokens > 0, plan.handles, record.arm,
             )
         )  # fmt: skip
         if self._metrics is not None:

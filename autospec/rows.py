@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from autospec.acceptance import UInt8Array
 from autospec.compiled import compiled
-from autospec.policy.base import View
+from autospec.policy.base import NO_ARM, View
 from autospec.records import (
     Float32Array,
     Float64Array,
@@ -125,6 +125,7 @@ class StepRecord:
         self.waiting = 0
         self.is_trimmed = False
         self.view: View | None = None
+        self.arm = NO_ARM
         self._make(0)
 
     def resize(self, n: int) -> None:

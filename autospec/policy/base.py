@@ -18,6 +18,7 @@ from autospec.records import (
     Float64Array,
     Int16Array,
     Int32Array,
+    Int64Array,
     Mode,
     ProposerInfo,
 )
@@ -31,6 +32,9 @@ class PolicyOptions(BaseModel):
 
 Options = TypeVar("Options", bound=PolicyOptions)
 
+NO_ARM = -1
+"""The arm of a decision that counts for none."""
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -40,7 +44,7 @@ class View:
     a lookup the length of its offer. ``confidence`` holds the offers' raw confidences, ``hazards``
     the calibrated ones of every position within the limits. ``stale_tokens`` is the catch-up each
     model owes, ``behind`` how far a request's time per output token is above its target (1 = on
-    target, 0 = no target).
+    target, 0 = no target). ``handles`` tell one request from another across steps.
     """
 
     requests: int
@@ -53,16 +57,21 @@ class View:
     stale_tokens: Float64Array  # [p, n]
     behind: Float64Array  # [n]
     cost: StepCost
+    handles: Int64Array  # [n]
     has_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Who drafts and how much, before the controller's bounds are applied."""
+    """Who drafts and how much, before the controller's bounds are applied.
+
+    ``arm`` is a number of the policy's own for what it tried; the outcome echoes it.
+    """
 
     proposer: Int16Array  # [n]
     k: Int16Array  # [n]
     mode: Mode = "speculate"
+    arm: int = NO_ARM
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,8 @@ class Outcome:
     draft_seconds: Float64Array | None  # [p]
     plain_seconds: float
     has_prefill: bool
+    handles: Int64Array  # [n]
+    arm: int = NO_ARM
 
 
 class Policy(ABC, Generic[Options]):
