@@ -123,8 +123,9 @@ def _rank_threshold(probs: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     width = min(vocab, max(deepest, _NUCLEUS_GUESS))
     threshold, complete = _threshold_among(probs, probs.topk(width, dim=-1).values, top_k, top_p)
     if width < vocab and not bool(complete.all()):
-        sorted_probs = probs.sort(dim=-1, descending=True).values
-        threshold, _ = _threshold_among(probs, sorted_probs, top_k, top_p)
+        flat = (~complete).nonzero()[:, 0]
+        ranked = probs[flat].sort(dim=-1, descending=True).values
+        threshold[flat], _ = _threshold_among(probs[flat], ranked, top_k[flat], top_p[flat])
     return threshold
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import threading
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from autospec.engine.decoder import Decoder
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
+from autospec.engine.sampling import SamplingParameters
+from autospec.errors import EngineError, InputError
+from autospec.proposers.draft_model import DraftModelProposer
+from autospec.proposers.ngram import NgramProposer
 from tests.engine.tiny_models import (
     CAPACITY,
     FAMILIES,
@@ -65,3 +73,232 @@ def test_greedy_equals_plain_decoding(family: str) -> None:
             rejected[index] += (result.verified - result.accepted)[rows].sum()
     assert (accepted > 0).all()
     assert (rejected > 0).all()
+
+
+def plain_decoder(
+    seed: int = 0, *, slots: int = 2, capacity: int = CAPACITY, prefill_tokens: int = 64
+) -> Decoder:
+    return Decoder(
+        CausalModel(tiny("llama", seed)),
+        slots=slots,
+        capacity=capacity,
+        prefill_tokens=prefill_tokens,
+        seed=seed,
+    )
+
+
+def test_more_requests_than_slots_wait_for_one() -> None:
+    decoder = plain_decoder()
+    ids = [decoder.submit(GenerationRequest([1 + number], max_tokens=4)) for number in range(5)]
+    decoder.step()
+    assert (decoder.running_requests, decoder.waiting_requests) == (2, 3)
+    outputs = decoder.run_until_idle()
+    assert sorted(output.id for output in outputs) == sorted(ids)
+    assert all(len(output.token_ids) == 4 for output in outputs)
+    assert not decoder.has_work
+    assert decoder.step() == []
+
+
+def test_prompt_chunks_keep_to_the_token_budget_while_others_decode() -> None:
+    decoder = plain_decoder(prefill_tokens=10)
+    first = decoder.submit(GenerationRequest([1, 2], max_tokens=20))
+    decoder.step()
+    second = decoder.submit(GenerationRequest(list(range(20)) + [1] * 15, max_tokens=2))
+    seen = [{event.request_id for event in decoder.step()} for _ in range(4)]
+    assert seen == [{first}, {first}, {first}, {first, second}]
+
+
+def test_end_tokens_end_a_request_and_belong_to_it() -> None:
+    model = tiny("llama")
+    free = greedy(model, [5, 6, 7], 30)
+    end = free[12]
+    expected = free[: free.index(end) + 1]
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = [end, VOCAB - 1 if end != VOCAB - 1 else 0]
+    if model.generation_config.eos_token_id[1] in expected:
+        expected = expected[: expected.index(model.generation_config.eos_token_id[1]) + 1]
+    decoder = Decoder(CausalModel(model), slots=2, capacity=CAPACITY)
+    ended, ignored, stopped = decoder.generate(
+        [
+            GenerationRequest([5, 6, 7], max_tokens=30),
+            GenerationRequest([5, 6, 7], max_tokens=30, ignore_eos=True),
+            GenerationRequest([5, 6, 7], 30, ignore_eos=True, stop_token_ids=(free[4],)),
+        ]
+    )
+    assert (ended.token_ids, ended.finish_reason) == (tuple(expected), "stop")
+    assert (ignored.token_ids, ignored.finish_reason) == (tuple(free), "length")
+    assert stopped.token_ids == tuple(free[: free.index(free[4]) + 1])
+
+
+def test_an_end_inside_accepted_drafts_cuts_the_rest() -> None:
+    """A draft that is always right commits several tokens at once; none may follow the end."""
+    model = tiny("llama")
+    free = greedy(model, [5, 6, 7], 40)
+    for stop_at in range(1, 12):
+        controller = ScriptedController(1, 8, np.random.default_rng(stop_at), fixed_k=8)
+        decoder = Decoder(
+            CausalModel(copy.deepcopy(model)),
+            [DraftModelProposer(CausalModel(copy.deepcopy(model)), max_k=8)],
+            controller,
+            slots=1,
+            capacity=CAPACITY,
+        )
+        request = GenerationRequest([5, 6, 7], max_tokens=40, stop_token_ids=(free[stop_at],))
+        (output,) = decoder.generate([request])
+        assert list(output.token_ids) == free[: free.index(free[stop_at]) + 1]
+        assert sum(result.committed.sum() for _, result in controller.results) >= free.index(
+            free[stop_at]
+        )
+
+
+def test_generation_ends_where_the_context_ends() -> None:
+    decoder = plain_decoder(capacity=12)
+    (output,) = decoder.generate([GenerationRequest([1] * 9, max_tokens=100)])
+    assert len(output.token_ids) == 3
+    assert output.finish_reason == "length"
+
+
+def test_a_running_and_a_waiting_request_can_be_cancelled() -> None:
+    decoder = plain_decoder(slots=1)
+    running = decoder.submit(GenerationRequest([1, 2], max_tokens=50))
+    waiting = decoder.submit(GenerationRequest([3, 4], max_tokens=50))
+    after = decoder.submit(GenerationRequest([5, 6], max_tokens=3))
+    decoder.step()
+    decoder.step()
+    decoder.cancel(running)
+    decoder.cancel(waiting)
+    decoder.cancel("never heard of")
+    outputs = {output.id: output for output in decoder.run_until_idle()}
+    assert outputs[running].finish_reason == "cancelled"
+    assert len(outputs[running].token_ids) == 2
+    assert outputs[waiting].finish_reason == "cancelled"
+    assert outputs[waiting].token_ids == ()
+    assert outputs[waiting].first_token_seconds is None
+    assert len(outputs[after].token_ids) == 3
+
+
+@pytest.mark.parametrize(
+    "request_, message",
+    [
+        (GenerationRequest([]), "the prompt is empty"),
+        (GenerationRequest([1] * 12), r"the prompt has 12 tokens; at most 11 fit"),
+        (GenerationRequest([1, VOCAB]), rf"token {VOCAB}; allowed are 0 to {VOCAB - 1}"),
+        (GenerationRequest([-1]), "token -1"),
+        (GenerationRequest([1], max_tokens=0), "max_tokens is 0"),
+        (GenerationRequest([1], stop=("x",)), "need a tokenizer"),
+        (GenerationRequest([1], id="taken"), "'taken': a request with this id"),
+    ],
+)
+def test_a_bad_request_is_refused_and_the_others_go_on(
+    request_: GenerationRequest, message: str
+) -> None:
+    decoder = plain_decoder(capacity=12)
+    good = decoder.submit(GenerationRequest([1, 2], max_tokens=3, id="taken"))
+    decoder.step()
+    with pytest.raises(InputError, match=message):
+        decoder.submit(request_)
+    (output,) = decoder.run_until_idle()
+    assert output.id == good
+    assert len(output.token_ids) == 3
+
+
+def test_the_same_seed_gives_the_same_tokens_in_any_batch() -> None:
+    sampling = SamplingParameters(temperature=1.0, top_p=0.9, seed=11)
+    alone = plain_decoder(slots=1).generate([GenerationRequest([1, 2], 20, sampling)])[0]
+    others = [
+        GenerationRequest([3], 9, SamplingParameters(temperature=1.0)),
+        GenerationRequest([1, 2], 20, replace(sampling, seed=12)),
+        GenerationRequest([4, 5], 9),
+    ]
+    beside = plain_decoder(slots=3).generate([*others, GenerationRequest([1, 2], 20, sampling)])
+    assert beside[3].token_ids == alone.token_ids
+    assert beside[1].token_ids != alone.token_ids
+
+
+def test_requests_without_a_seed_differ_from_each_other() -> None:
+    request = GenerationRequest([1, 2], 20, SamplingParameters(temperature=1.0))
+    first, second = plain_decoder().generate([request, request])
+    assert first.token_ids != second.token_ids
+
+
+def test_submit_and_cancel_from_other_threads() -> None:
+    decoder = plain_decoder(slots=4)
+    ids: list[str] = []
+
+    def client(number: int) -> None:
+        for token in range(8):
+            request_id = decoder.submit(GenerationRequest([token, number], max_tokens=6))
+            ids.append(request_id)
+            if token % 3 == 0:
+                decoder.cancel(request_id)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    outputs = []
+    while any(thread.is_alive() for thread in threads) or decoder.has_work:
+        outputs += [event.output for event in decoder.step() if event.output is not None]
+    assert sorted(output.id for output in outputs) == sorted(ids)
+    assert all(
+        len(output.token_ids) == 6 for output in outputs if output.finish_reason != "cancelled"
+    )
+
+
+def test_what_is_reported_agrees_with_what_was_generated() -> None:
+    """Offers, matches, room, stale tokens, prefill and timings, step by step."""
+    rng = np.random.default_rng(3)
+    model = tiny("qwen3")
+    proposers = proposers_for(model, slots=3)
+    controller = ScriptedController(3, 8, rng)
+    decoder = Decoder(CausalModel(model), proposers, controller, slots=3, capacity=CAPACITY)
+    prompts = [rng.integers(0, VOCAB, 30).tolist() for _ in range(3)]
+    outputs = decoder.generate([GenerationRequest(prompt, max_tokens=40) for prompt in prompts])
+    text = {
+        handle: prompt + list(output.token_ids)
+        for handle, prompt, output in zip((1, 2, 3), prompts, outputs, strict=True)
+    }
+    some_match = 0
+    for state, (plan, result) in zip(controller.states, controller.results, strict=True):
+        assert state.offer_lengths is not None
+        assert state.room is not None
+        assert state.last_tokens is not None
+        assert result.matched is not None
+        assert result.draft_seconds is not None
+        assert result.step_seconds >= result.draft_seconds.sum() > 0
+        assert result.prefill_tokens == state.prefill_tokens
+        assert (result.verified <= np.minimum(plan.k, state.room)).all()
+        for row, handle in enumerate(state.handles.tolist()):
+            length = int(state.context_tokens[row])
+            assert state.last_tokens[row] == text[handle][length - 1]
+            assert state.room[row] == 70 - length - 1
+            for lookup in (0, 1):
+                offered, matched = state.offer_lengths[lookup, row], result.matched[lookup, row]
+                assert (matched == -1) == (offered == 0)
+                assert matched <= min(offered, result.committed[row])
+                some_match += matched > 0
+            assert result.matched[2, row] == -1
+            if plan.proposer[row] in (0, 1) and result.verified[row]:
+                matched = result.matched[plan.proposer[row], row]
+                assert min(matched, result.verified[row]) == result.accepted[row]
+    assert some_match > 10
+    assert sum(result.committed.sum() for _, result in controller.results) == 3 * 39
+
+
+def test_offers_are_made_only_when_the_controller_wants_them() -> None:
+    controller = ScriptedController(1, 8, np.random.default_rng(0), wants=False)
+    decoder = Decoder(
+        CausalModel(tiny("llama")),
+        [NgramProposer(1, CAPACITY, max_k=8, min_match=1)],
+        controller,
+        slots=1,
+        capacity=CAPACITY,
+    )
+    decoder.generate([GenerationRequest([1, 2, 1, 2, 1, 2], max_tokens=12)])
+    assert all(state.offer_lengths is not None for state in controller.states)
+    assert not any(state.offer_lengths.any() for state in controller.states)  # type: ignore[union-attr]
+    assert not any(result.verified.any() for _, result in controller.results)
+
+
+def test_bad_sizes_are_refused() -> None:
+    with pytest.raises(EngineError, match="slots is 0"):
+        plain_decoder(slots=0)

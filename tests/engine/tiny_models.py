@@ -99,6 +99,8 @@ class ScriptedController:
     states: list[BatchState] = field(default_factory=list)
     trims: list[tuple[Int16Array, Float32Array]] = field(default_factory=list)
     started: int = 0
+    fixed_k: int | None = None
+    wants: bool = True
 
     def start(self, request: Request) -> int:
         self.started += 1
@@ -111,15 +113,19 @@ class ScriptedController:
         num_rows = len(state.handles)
         proposer = self.rng.integers(-1, self.num_proposers, num_rows).astype(np.int16)
         k = self.rng.integers(0, self.k_max + 1, num_rows).astype(np.int16)
+        if self.fixed_k is not None:
+            proposer[:], k[:] = 0, self.fixed_k
         k[proposer < 0] = 0
         return Plan(len(self.states), state.handles, proposer, k, k, "speculate")
 
     def wants_offers(self) -> NDArray[np.bool_]:
-        return np.ones(self.num_proposers, dtype=np.bool_)
+        return np.full(self.num_proposers, self.wants)
 
     def trim(self, plan: Plan, drafted: Int16Array, confidence: Float32Array) -> Plan:
         assert confidence.shape == (len(drafted), self.k_max)
         self.trims.append((drafted.copy(), confidence.copy()))
+        if self.fixed_k is not None:
+            return replace(plan, verify=drafted)
         verify = np.minimum(drafted, self.rng.integers(0, self.k_max + 1, len(drafted)))
         return replace(plan, verify=verify.astype(np.int16))
 
