@@ -137,6 +137,13 @@ class Policy(ABC, Generic[Options]):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved ``state``."""
 
+    def lookup_alone(self, chosen: int) -> NDArray[np.bool_]:
+        """Offers of proposer ``chosen`` only, if it is a lookup [p]."""
+        mask = np.zeros_like(self.lookup)
+        if chosen != NO_PROPOSER:
+            mask[chosen] = self.lookup[chosen]
+        return mask
+
     def index_of(self, name: str | None) -> int:
         """The number of a proposer; NO_PROPOSER for None or a name that this engine has not."""
         for p, info in enumerate(self.proposers):

@@ -28,8 +28,4 @@ class Static(Policy[StaticOptions]):
 
     def wants_offers(self) -> NDArray[np.bool_]:
         """The chosen lookup alone."""
-        wanted = np.zeros_like(self.lookup)
-        chosen = self.index_of(self.options.proposer)
-        if chosen >= 0:
-            wanted[chosen] = self.lookup[chosen]
-        return wanted
+        return self.lookup_alone(self.index_of(self.options.proposer))
