@@ -1,13 +1,13 @@
 """How likely draft tokens are to be accepted: calibrated hazards per position, at three levels.
 
 A hazard is P(position j is accepted | the positions before it were). Its evidence is a bin: the
-raw confidence of a lookup draft's token, or, for a model that has not drafted yet, what is known of
-the request (``context_bins``). Counts are kept per (workload, proposer, position bucket, bin) and
-pooled over workloads; a Beta posterior shrinks a workload's cell towards the pooled one, and that
-towards a prior. Two offsets then move the log-odds: the request's own, and, at the first position, that of
-the token the draft continues. Each is a Gaussian belief updated by one Newton step of the logistic
-likelihood per observation (assumed-density filtering, Opper 1998), forgetting by bounded precision.
-Survival S_j is the running product of hazards.
+raw confidence of a lookup draft's token, or, for a model that has not drafted yet, what the lookups
+say of the request (``offer_bins``). Counts are kept per (workload, proposer, position bucket, bin)
+and pooled over workloads; a Beta posterior shrinks a workload's cell towards the pooled one, and
+that towards a prior. Two offsets then move the log-odds: the request's own, and, at the first
+position, that of the token the draft continues. Each is a Gaussian belief updated by one Newton
+step of the logistic likelihood per observation (assumed-density filtering, Opper 1998), forgetting
+by bounded precision. Survival S_j is the running product of hazards.
 
 Observations are censored: with A of V verified tokens accepted, positions 1..A succeeded, A + 1
 failed only if A < V, and deeper positions say nothing.
@@ -51,7 +51,7 @@ _BUCKET_OF = np.array([0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6] + [7] * 244, dtype=np
 _MODEL_PRIOR = 0.7  # optimistic: a proposer nobody has seen is worth a look
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shrinkage:
     """Strengths of priors and memory: in observations for cells, as precisions for offsets.
 
@@ -88,11 +88,21 @@ def confidence_bins(
 
 
 @compiled
-def context_bins(lookup: NDArray[np.bool_], offer_lengths: Int16Array, bins: UInt8Array) -> None:
-    """Evidence for models before they draft: the bin of the request's best lookup offer, plus one.
+def offer_bins(
+    lookup: NDArray[np.bool_],
+    offer_lengths: Int16Array,
+    confidence: Float32Array,
+    bin_of: UInt8Array,
+    bins: UInt8Array,
+) -> None:
+    """Evidence [n, p, k] before drafting: lookups' confidences [p, n, k], and for models a context.
 
-    A request whose tokens continue an earlier passage is easier for a model as well.
+    The context is the bin of the request's best lookup offer: a request whose tokens continue an
+    earlier passage is easier for a model as well.
     """
+    for p in range(lookup.shape[0]):
+        if lookup[p]:
+            confidence_bins(confidence[p], offer_lengths[p], bin_of, bins, p)
     for i in range(bins.shape[0]):
         best = 0
         for p in range(lookup.shape[0]):
@@ -100,7 +110,8 @@ def context_bins(lookup: NDArray[np.bool_], offer_lengths: Int16Array, bins: UIn
                 best = max(best, 1 + bins[i, p, 0] // 3)
         for p in range(lookup.shape[0]):
             if not lookup[p]:
-                bins[i, p, :] = best
+                for j in range(bins.shape[2]):
+                    bins[i, p, j] = best
 
 
 @compiled
@@ -305,9 +316,7 @@ class HazardTable:
         bins: UInt8Array,
     ) -> None:
         """Write the evidence bins [n, p, k] of a batch: offers for lookups, context for models."""
-        for p in np.flatnonzero(self.lookup):
-            confidence_bins(offer_confidence[p], offer_lengths[p], _BIN_OF, bins, p)
-        context_bins(self.lookup, offer_lengths, bins)
+        offer_bins(self.lookup, offer_lengths, offer_confidence, _BIN_OF, bins)
 
     def draft_evidence(
         self, confidence: Float32Array, limits: Int16Array, bins: UInt8Array
@@ -392,12 +401,22 @@ class HazardTable:
         for row in {POOLED, workload}:
             self.successes[row, proposer] += successes * scale
             self.trials[row, proposer] += trials * scale
+        pooled = self.trials[POOLED, proposer]
+        fade = min(1.0, self._shrinkage.cell_limit / max(float(pooled.max()), 1.0))
+        self.successes[POOLED, proposer] *= fade
+        pooled *= fade
 
     def take_fresh(self, workload: int, proposer: int) -> Mapping[str, Float64Array]:
         """Counts [bucket, bin] since the last call, to be added to a profile."""
         successes, trials = self.fresh[workload, proposer].copy()
         self.fresh[workload, proposer] = 0.0
         return {"successes": successes, "trials": trials}
+
+    def return_fresh(
+        self, workload: int, proposer: int, successes: Float64Array, trials: Float64Array
+    ) -> None:
+        """Take back counts that could not be saved."""
+        self.fresh[workload, proposer] += (successes, trials)
 
 
 def survivals(hazards: Float64Array) -> Float64Array:

@@ -36,6 +36,7 @@ _PRICE_ROUNDS = 6
 _LATENCY_STARTS = 6
 _LEAST_GAIN = 0.01
 _NUM_BUCKETS = 512
+_BEND = 0.05  # relative change of a token's price that counts as a kink
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,13 +465,14 @@ def solve(
     while last + 1 < slopes.shape[0] and knots[last + 1] < reachable:
         last += 1
     bent = shape == _STEPPED
+    convex = not bent
     for s in range(first, last):
-        if abs(slopes[s + 1] - slopes[s]) > 1e-3 * (slopes[s] + slopes[s + 1]):
-            bent = True
+        bent = bent or abs(slopes[s + 1] - slopes[first]) > _BEND * slopes[first]
+        convex = convex and slopes[s + 1] >= (1.0 - _BEND) * slopes[s]
     # Where the score is not quasi-convex (latency, kinks, captured sizes), try several starts.
     num_prices = longest if shape == _PADDED else last - first + 1
     chord = 0.0
-    if shape != _PADDED and bent:
+    if shape != _PADDED and not convex:
         chord = (token_seconds(reachable, slopes, knots) - token_seconds(n, slopes, knots)) / max(
             reachable - n, 1
         )
@@ -490,7 +492,7 @@ def solve(
         else:
             token_price = slopes[first + which]
             if start == 0:
-                if tried >= 0.0 and abs(token_price - tried) < 0.03 * (token_price + tried):
+                if tried >= 0.0 and abs(token_price - tried) < _BEND * (token_price + tried):
                     continue
                 tried = token_price
         price = (

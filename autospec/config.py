@@ -72,8 +72,9 @@ class LearningSettings(_Section):
     """How fast what was learned is forgotten."""
 
     half_life_tokens: Annotated[
-        float, Field(gt=0, description="verified tokens after which an observation counts half")
-    ] = 4096.0
+        float,
+        Field(gt=0, description="verified tokens of a kind after which an older one counts half"),
+    ] = 1024.0
     drift: Annotated[
         bool, Field(description="forget faster when acceptance or step time changes suddenly")
     ] = True

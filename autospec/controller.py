@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import platform
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,10 +47,10 @@ from autospec.rows import (
     StepRecord,
     bound_decision,
     clean_result,
-    fill_limits,
+    fill_rows,
     sum_up_models,
 )
-from autospec.workload import Workloads
+from autospec.workload import OTHER, Workloads
 
 log = logging.getLogger("autospec")
 
@@ -100,14 +102,19 @@ class Controller:
             settings.workloads.rules, () if profile is None else profile.workloads
         )
         self.rows = RequestRows()
-        shrinkage = Shrinkage()
+        self.rows.workload[UNKNOWN_SLOT] = self.workloads.labels.index(OTHER)
+        learning = settings.learning
+        shrinkage = Shrinkage(
+            cell_limit=learning.half_life_tokens / math.log(2.0),
+            drift_threshold=Shrinkage.drift_threshold if learning.drift else math.inf,
+        )
         num_workloads = self.workloads.capacity + 1  # row 0 pools them all
         lookup = np.array([info.kind == "lookup" for info in proposers], dtype=np.bool_)
         self.acceptance = HazardTable(lookup, lookup, num_workloads, len(self.rows), shrinkage)
         self.draft_acceptance = HazardTable(
             lookup, np.ones_like(lookup), num_workloads, len(self.rows), shrinkage
         )
-        self.cost = StepCost(self.proposers, engine)
+        self.cost = StepCost(self.proposers, engine, follows_jumps=learning.drift)
         self.policy = make_policy(settings.policy, self.proposers, np.random.default_rng(seed))
         probe, guard = settings.probe, settings.guard
         self._probes = (
@@ -225,7 +232,13 @@ class Controller:
         started = self._clock()
         record = self._records[plan.id % _STEPS_UNDER_WAY]
         try:
-            verify = np.clip(drafted, 0, plan.k).astype(np.int16)
+            n = plan.k.shape[0]
+            drafted = _checked(drafted, np.int16, (n,), "drafted")
+            verify: Int16Array = np.clip(drafted, 0, plan.k)
+            if record.plan_id == plan.id:
+                record.drafted[:] = verify
+            if confidence is not None:
+                confidence = _checked(confidence, np.float32, (n, self.k_max), "confidence")
             if confidence is not None and record.plan_id == plan.id and self.policy.adaptive:
                 verify = self._trim(plan, record, verify, confidence)
             plan = replace(plan, verify=verify)
@@ -238,8 +251,13 @@ class Controller:
         """Learn from what a planned step brought; late, repeated or broken results are dropped."""
         started = self._clock()
         record = self._records[plan.id % _STEPS_UNDER_WAY]
+        if plan.mode == "fallback":
+            self._dropped("fallback step")
+            if self._metrics is not None:
+                self._metrics.add_step("fallback", None, record.decision_seconds)
+            return
         if record.plan_id != plan.id:
-            self._dropped("late or repeated" if plan.mode != "fallback" else "fallback step")
+            self._dropped("late or repeated")
             return
         record.plan_id = -1
         try:
@@ -259,7 +277,7 @@ class Controller:
             return None
         self._join_saving()
         self._saved_at = self._wall_clock()
-        save_delta(path, self._take_fresh(), self.settings.profile.half_life_days)
+        self._write(path, self._take_fresh())
         return path
 
     def close(self) -> None:
@@ -279,46 +297,34 @@ class Controller:
     # ----------------------------------------------------------------------------------------
 
     def _plan(self, plan_id: int, record: StepRecord, batch: BatchState) -> Plan:
+        n = batch.handles.shape[0]
+        batch = _checked_batch(batch, n, len(self.proposers), self.k_max)
         handles = batch.handles
-        n = handles.shape[0]
         record.resize(n)
-        unknown = self.rows.resolve(handles, record.slots)
-        if unknown:
-            self._dropped("unknown request")
         empty = self._nothing.fit(n)
         offers = empty.lengths if batch.offer_lengths is None else batch.offer_lengths
         confidence = empty.confidence if batch.offer_confidence is None else batch.offer_confidence
-        fill_limits(
-            record.slots,
-            self.rows.max_k,
-            self.rows.workload,
+        unknown, record.context_tokens = fill_rows(
+            handles, self.rows.generation, self.rows.running, self.rows.max_k, self.rows.workload,
+            batch.context_tokens,
+            empty.last_tokens if batch.last_tokens is None else batch.last_tokens,
             empty.room if batch.room is None else batch.room,
-            self._most,
-            self.acceptance.lookup,
-            offers,
-            record.workloads,
-            record.limits,
-            record.offer_lengths,
-        )
-        record.workloads += 1
-        if batch.last_tokens is None:
-            record.token_buckets[:] = 0
-        else:
-            np.remainder(batch.last_tokens, NUM_TOKEN_BUCKETS, out=record.token_buckets)
+            self._most, self.acceptance.lookup, offers, NUM_TOKEN_BUCKETS,
+            record.slots, record.workloads, record.token_buckets, record.limits,
+            record.offer_lengths, record.reach,
+        )  # fmt: skip
+        if unknown:
+            self._dropped("unknown request")
         self.acceptance.evidence(record.offer_lengths, confidence, record.bins)
         self.acceptance.hazards(
             record.slots,
             record.workloads,
             record.token_buckets,
-            record.limits,
+            record.reach,
             record.bins,
             record.hazards,
         )
-        if batch.stale_tokens is None:
-            record.stale[:] = 0.0
-        else:
-            record.stale[:] = batch.stale_tokens
-        record.context_tokens = int(batch.context_tokens.sum())
+        record.stale[:] = 0.0 if batch.stale_tokens is None else batch.stale_tokens
         record.waiting = batch.waiting_requests
         record.is_trimmed = False
         record.view = self._view(record, batch, confidence)
@@ -341,7 +347,7 @@ class Controller:
         )  # fmt: skip
         if verified == 0 and mode == "speculate":
             mode = "plain"
-        if self._probes is not None:
+        if self._probes is not None and n > 0:
             used = [PLAIN] if verified == 0 else [m for m in self.cost.models if self._depth[m]]
             self._probes.note(n, used, mode == "probe")
         seconds = None
@@ -356,6 +362,7 @@ class Controller:
             if mode == "probe":
                 self._metrics.add_event("probe")
             self._metrics.set_load(n, batch.waiting_requests)
+        record.drafted[:] = k
         record.plan_id = plan_id
         return Plan(plan_id, handles, proposer, k, k, mode, seconds, expected)
 
@@ -451,6 +458,7 @@ class Controller:
 
     def _observe(self, plan: Plan, record: StepRecord, result: StepResult, started: float) -> None:
         n = plan.handles.shape[0]
+        result = self._checked_result(result, n)
         verified, accepted, committed = np.empty((3, n), dtype=np.int16)
         total = clean_result(
             plan.k, result.verified, result.accepted, result.committed,
@@ -479,7 +487,9 @@ class Controller:
             if self._probes is not None:
                 self._probes.restart()
         step_seconds = result.step_seconds
-        is_timed = bool(np.isfinite(step_seconds) and step_seconds > 0.0)
+        is_timed = cost.LEAST_SECONDS < step_seconds < math.inf
+        if self._guard is not None and self._guard.is_holding:
+            self._guard.note_plain()
         plain_seconds = 0.0
         if is_timed:
             plain_seconds = self._learn_time(plan, record, result, verified, total)
@@ -494,7 +504,7 @@ class Controller:
         )  # fmt: skip
         if self._metrics is not None:
             self._metrics.add_tokens(
-                plan.proposer, record.workloads - 1, plan.k, verified, accepted, committed
+                plan.proposer, record.workloads - 1, record.drafted, verified, accepted, committed
             )
             self._metrics.set_speedup(self._estimated_speedup, self.measured_speedup)
         decision_seconds = record.decision_seconds + self._clock() - started
@@ -506,6 +516,28 @@ class Controller:
                 plan, result, record.workloads - 1, record.waiting, record.context_tokens,
                 decision_seconds,
             )  # fmt: skip
+
+    def _checked_result(self, result: StepResult, n: int) -> StepResult:
+        """A result whose arrays the kernels can trust, without draft times that make no sense."""
+        p = len(self.proposers)
+        draft = result.draft_seconds
+        if draft is not None:
+            draft = _checked(draft, np.float64, (p,), "draft_seconds")
+            if not (draft.min(initial=0.0) >= 0.0 and draft.sum() < result.step_seconds):
+                draft = None
+                self._dropped("unusable draft time")
+        matched = result.matched
+        if matched is not None:
+            matched = _checked(matched, np.int16, (p, n), "matched")
+        return StepResult(
+            _checked(result.verified, np.int16, (n,), "verified"),
+            _checked(result.accepted, np.int16, (n,), "accepted"),
+            _checked(result.committed, np.int16, (n,), "committed"),
+            result.step_seconds,
+            draft,
+            matched,
+            result.prefill_tokens,
+        )
 
     def _learn_time(
         self,
@@ -521,7 +553,7 @@ class Controller:
         """
         n = plan.handles.shape[0]
         sum_up_models(
-            plan.proposer, plan.k, record.stale, self.acceptance.lookup,
+            plan.proposer, record.drafted, record.stale, self.acceptance.lookup,
             self._depth, self._draft_tokens, self._catch_up,
         )  # fmt: skip
         num_verified = int(verified.sum())
@@ -542,13 +574,10 @@ class Controller:
         keep = 1.0 - 1.0 / _SPEEDUP_WINDOW_STEPS
         self._committed_sum = self._committed_sum * keep + committed
         self._plain_sum = self._plain_sum * keep + plain_tokens_per_second * result.step_seconds
-        if self._guard is not None:
-            if num_verified == 0:
-                self._guard.note_plain()
-            elif plan.mode == "speculate" and self._guard.note_speculative(
-                committed, result.step_seconds, plain_tokens_per_second
-            ):
-                self._event("guard")
+        if self._guard is None or plan.mode != "speculate" or num_verified == 0:
+            return plain_seconds
+        if self._guard.note_speculative(committed, result.step_seconds, plain_tokens_per_second):
+            self._event("guard")
         return plain_seconds
 
     def _load(self, profile: Profile) -> None:
@@ -604,12 +633,33 @@ class Controller:
 
         def write() -> None:
             try:
-                save_delta(path, fresh, self.settings.profile.half_life_days)
+                self._write(path, fresh)
             except Exception as error:
                 self._fault("save", error)
 
         self._saving = threading.Thread(target=write, name="autospec-profile")
         self._saving.start()
+
+    def _write(self, path: Path, fresh: Profile) -> None:
+        """Add to the file; what cannot be written is kept for the next time."""
+        try:
+            save_delta(path, fresh, self.settings.profile.half_life_days)
+        except BaseException:
+            self._return_fresh(fresh)
+            raise
+
+    def _return_fresh(self, fresh: Profile) -> None:
+        names = [info.name for info in self.proposers]
+        for label, learned in fresh.workloads.items():
+            w = self.workloads.labels.index(label)
+            self._requests_by_workload[w] += learned.requests
+            for name, counts in learned.proposers.items():
+                p = names.index(name)
+                self.acceptance.return_fresh(w + 1, p, counts["successes"], counts["trials"])
+                self.draft_acceptance.return_fresh(
+                    w + 1, p, counts["draft_successes"], counts["draft_trials"]
+                )
+        self.cost.return_fresh(fresh.cost["step"])
 
     def _join_saving(self) -> None:
         if self._saving is not None:
@@ -646,6 +696,34 @@ class Controller:
             )
 
 
+def _checked(array: NDArray[Any], dtype: type, shape: tuple[int, ...], name: str) -> NDArray[Any]:
+    """The array as the kernels need it. Raises ValueError when its shape is wrong."""
+    if array.shape != shape:
+        raise ValueError(f"{name} has shape {array.shape}, expected {shape}")
+    return np.ascontiguousarray(array, dtype=dtype)
+
+
+def _checked_batch(batch: BatchState, n: int, p: int, k_max: int) -> BatchState:
+    """A batch state whose arrays the kernels can trust."""
+
+    def maybe(
+        array: NDArray[Any] | None, dtype: type, shape: tuple[int, ...], name: str
+    ) -> NDArray[Any] | None:
+        return None if array is None else _checked(array, dtype, shape, name)
+
+    return BatchState(
+        _checked(batch.handles, np.int64, (n,), "handles"),
+        _checked(batch.context_tokens, np.int32, (n,), "context_tokens"),
+        maybe(batch.offer_lengths, np.int16, (p, n), "offer_lengths"),
+        maybe(batch.offer_confidence, np.float32, (p, n, k_max), "offer_confidence"),
+        maybe(batch.last_tokens, np.int32, (n,), "last_tokens"),
+        maybe(batch.stale_tokens, np.float64, (p, n), "stale_tokens"),
+        maybe(batch.room, np.int16, (n,), "room"),
+        batch.waiting_requests,
+        batch.prefill_tokens,
+    )
+
+
 def _usable(settings: Settings, proposers: Sequence[ProposerInfo]) -> Int16Array:
     """The most tokens each proposer may draft [p]; 0 for those that the settings leave out."""
     names = [info.name for info in proposers]
@@ -672,11 +750,14 @@ def _warm(proposers: Sequence[ProposerInfo], engine: EngineInfo, k_max: int) -> 
     record = StepRecord(p, k_max)
     record.resize(n)
     nothing = Nothing(p, k_max).fit(n)
-    rows.resolve(np.array([rows.start(0, k_max, 0.0)], dtype=np.int64), record.slots)
+    handles = np.array([rows.start(0, k_max, 0.0)], dtype=np.int64)
+    rows.resolve(handles, record.slots)
     most = np.ones(p, dtype=np.int16)
-    fill_limits(
-        record.slots, rows.max_k, rows.workload, nothing.room, most, lookup, nothing.lengths,
-        record.workloads, record.limits, record.offer_lengths,
+    fill_rows(
+        handles, rows.generation, rows.running, rows.max_k, rows.workload, nothing.last_tokens,
+        nothing.last_tokens, nothing.room, most, lookup, nothing.lengths, NUM_TOKEN_BUCKETS,
+        record.slots, record.workloads, record.token_buckets, record.limits, record.offer_lengths,
+        record.reach,
     )  # fmt: skip
     for by_confidence in (lookup, np.ones_like(lookup)):
         table = HazardTable(lookup, by_confidence, 2, len(rows), Shrinkage())

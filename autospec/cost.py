@@ -10,6 +10,7 @@ Steps that also prefill are never charged to speculation: they teach the prefill
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,13 +32,18 @@ ACTIVE, DEPTH, TOKENS, CATCH_UP = range(4)
 NUM_DRAFT = 4
 NUM_OCTAVES = 12
 
+LEAST_SECONDS = 1e-7
+"""Shorter times are a clock's fault and teach nothing."""
+
 _NOISE = 0.05  # relative standard error of one step time, the unit of the priors below
 _MEMORY_STEPS = 512.0
 _OUTLIER = 4.0  # in units of the running relative error
+_SETTLED_STEPS = 8.0  # of a cell, before any of its times can be called an outlier
 _SURPRISE = 4.5  # the running sum of outliers' signs; 5 would be outliers for ever
 _LEAST_ERROR = 0.01
 _FORGET_KEEP = 0.02
-_SWEEPS = 12
+_MIXED_STEPS = 32
+_SWEEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +180,104 @@ def _verify_features(
     x[3 + segments] = speculating
 
 
+@compiled
+def _learn(
+    x: Float64Array,
+    seconds: float,
+    cell: int,
+    first_cell: int,
+    last_cell: int,
+    most_surprise: float,
+    health: Float64Array,
+    seen: Float64Array,
+    cell_gram: Float64Array,
+    cell_moment: Float64Array,
+    gram: Float64Array,
+    moment: Float64Array,
+    fresh_gram: Float64Array,
+    fresh_moment: Float64Array,
+    fresh_weight: Float64Array,
+    precision: Float64Array,
+    target: Float64Array,
+    beta: Float64Array,
+) -> bool:
+    """One equation ``x . beta = seconds``, weighted by 1 / seconds squared.
+
+    ``health`` holds the running relative error and the surprise. An outlier's weight is clipped,
+    unless outliers keep coming: then the old statistics of cells ``first_cell`` to ``last_cell``
+    are what is wrong, they are dropped, and True is returned.
+    """
+    predicted = 0.0
+    for i in range(x.shape[0]):
+        predicted += x[i] * beta[i]
+    error = seconds / predicted - 1.0 if predicted > 0.0 else 0.0
+    limit = _OUTLIER * health[0]
+    trust = 1.0
+    surprised = False
+    if abs(error) > limit and seen[cell] >= _SETTLED_STEPS:
+        health[1] = health[1] * 0.8 + (1.0 if error > 0.0 else -1.0)
+        trust = limit / abs(error)
+        if abs(health[1]) > most_surprise:
+            # Old times weigh 1 / seconds squared: were they shorter, they must not drown the new.
+            kept = _FORGET_KEEP * min(1.0, (predicted / seconds) ** 2)
+            for c in range(first_cell, last_cell):
+                gram -= (1.0 - kept) * cell_gram[c]
+                moment -= (1.0 - kept) * cell_moment[c]
+                cell_gram[c] *= kept
+                cell_moment[c] *= kept
+                seen[c] = 0.0
+            health[0] = _NOISE
+            health[1] = 0.0
+            trust = 1.0
+            surprised = True
+    else:
+        health[1] *= 0.8
+    health[0] = max(_LEAST_ERROR, health[0] + 0.02 * (1.25 * min(abs(error), limit) - health[0]))
+    _absorb(
+        x, seconds, trust / seconds**2, 1.0 - 1.0 / _MEMORY_STEPS, cell_gram[cell],
+        cell_moment[cell], gram, moment, fresh_gram[cell], fresh_moment[cell],
+    )  # fmt: skip
+    fresh_weight[cell] += 1.0
+    seen[cell] += 1.0
+    _solve(gram, moment, precision, target, beta, _SWEEPS)
+    return surprised
+
+
+@compiled
+def _verify_seconds(
+    beta: Float64Array,
+    knots: Float64Array,
+    tokens: float,
+    requests: float,
+    context: float,
+    speculating: bool,
+) -> float:
+    segments = knots.shape[0]
+    seconds = (
+        beta[0]
+        + token_seconds(tokens, beta[1 : 1 + segments], knots)
+        + beta[1 + segments] * context
+        + beta[2 + segments] * requests
+    )
+    return seconds + beta[3 + segments] if speculating else seconds
+
+
 class StepCost:
     """The step-time model of one engine: observe steps, read coefficients.
 
-    Until the first step was observed ``is_known`` is False and predictions mean nothing.
+    Until the first step was observed ``is_known`` is False and predictions mean nothing. With
+    ``follows_jumps`` a sudden, lasting change of times makes it forget what it knew.
     """
 
-    def __init__(self, proposers: Sequence[ProposerInfo], engine: EngineInfo) -> None:
+    def __init__(
+        self,
+        proposers: Sequence[ProposerInfo],
+        engine: EngineInfo,
+        *,
+        follows_jumps: bool = True,
+    ) -> None:
         self.engine = engine
+        self._most_surprise = _SURPRISE if follows_jumps else math.inf
         self._num_proposers = len(proposers)
         self.captured = np.array(engine.captured_sizes, dtype=np.int32)
         self.models = sorted(
@@ -190,9 +286,10 @@ class StepCost:
         )
         size = NUM_VERIFY + NUM_DRAFT * len(self.models)
         self.beta = np.zeros(size)
-        self.relative_error = _NOISE
         self.prefill_token_seconds = 0.0
         self.is_known = False
+        self._mixed_steps = 0
+        self._fastest_mixed = math.inf
         self._num_cells = 2 * NUM_OCTAVES + len(self.models)
         self._cell_gram = np.zeros((self._num_cells, size, size))
         self._cell_moment = np.zeros((self._num_cells, size))
@@ -205,7 +302,9 @@ class StepCost:
         self._precision = np.zeros((size, size))
         self._target = np.zeros(size)
         self._x = np.zeros(size)
-        self._surprise = 0.0
+        self._health = np.zeros((1 + len(self.models), 2))  # running relative error, surprise
+        self._health[:, 0] = _NOISE
+        self._seen = np.zeros(self._num_cells)  # steps by cell since the last surprise
 
     def observe(
         self,
@@ -215,7 +314,7 @@ class StepCost:
         prefill_tokens: int = 0,
     ) -> None:
         """Learn from one step. Times that are not finite and positive are ignored."""
-        if not (np.isfinite(step_seconds) and step_seconds > 0.0):
+        if not LEAST_SECONDS < step_seconds < math.inf:
             return
         if prefill_tokens > 0:
             self._observe_prefill(load, step_seconds, prefill_tokens)
@@ -231,13 +330,15 @@ class StepCost:
         if draft_seconds is None:
             for m, p in enumerate(self.models):
                 self._fill_draft(m, load, p)
-            self._learn(cell, step_seconds)
+            if self._learn(cell, step_seconds):
+                self._set_prior(step_seconds, load.tokens, load.context_tokens)
             return
-        verify_seconds = step_seconds - float(np.sum(draft_seconds))
-        if verify_seconds > 0.0:
-            self._learn(cell, verify_seconds)
+        verify_seconds = step_seconds - float(draft_seconds.sum())
+        is_timed = LEAST_SECONDS < verify_seconds < math.inf
+        if is_timed and self._learn(cell, verify_seconds):
+            self._set_prior(step_seconds, load.tokens, load.context_tokens)
         for m, p in enumerate(self.models):
-            if load.depth[p] > 0 and np.isfinite(draft_seconds[p]) and draft_seconds[p] > 0.0:
+            if load.depth[p] > 0 and LEAST_SECONDS < draft_seconds[p] < math.inf:
                 x[:] = 0.0
                 self._fill_draft(m, load, p)
                 self._learn(2 * NUM_OCTAVES + m, float(draft_seconds[p]))
@@ -246,11 +347,7 @@ class StepCost:
         self, tokens: int, requests: int, context_tokens: int, speculating: bool
     ) -> float:
         """Predicted seconds of a target forward over ``tokens`` paid tokens."""
-        return (
-            self.base_seconds(requests, context_tokens)
-            + self.seconds_of_tokens(tokens)
-            + (self.speculating_seconds if speculating else 0.0)
-        )
+        return _verify_seconds(self.beta, KNOTS, tokens, requests, context_tokens, speculating)
 
     def plain_seconds(self, requests: int, context_tokens: int) -> float:
         """Predicted seconds of a plain decoding step."""
@@ -263,10 +360,6 @@ class StepCost:
         """The part of a step that does not depend on how many tokens are verified."""
         b = self.beta
         return float(b[FIXED] + b[CONTEXT] * context_tokens + b[REQUESTS] * requests)
-
-    def seconds_of_tokens(self, tokens: int) -> float:
-        """F(tokens), the part that does."""
-        return float(token_seconds(float(tokens), self.slopes, KNOTS))
 
     @property
     def slopes(self) -> Float64Array:
@@ -293,10 +386,16 @@ class StepCost:
             load.tokens, load.requests, load.context_tokens, load.speculating
         )
         for m, p in enumerate(self.models):
-            self._x[:] = 0.0
-            self._fill_draft(m, load, p)
-            seconds += float(self._x @ self.beta)
+            if load.depth[p] > 0:
+                self._x[:] = 0.0
+                self._fill_draft(m, load, p)
+                seconds += float(self._x @ self.beta)
         return seconds
+
+    @property
+    def relative_error(self) -> float:
+        """Running mean of the relative error of predicted target forwards, outliers clipped."""
+        return float(self._health[0, 0])
 
     def load(self, statistics: Mapping[str, Float64Array]) -> None:
         """Start from saved statistics, the form ``take_fresh`` returns; their weight is bounded."""
@@ -328,52 +427,33 @@ class StepCost:
             array[:] = 0.0
         return fresh
 
-    def _learn(self, cell: int, seconds: float) -> None:
-        """One equation ``x . beta = seconds`` in ``self._x``, weighted by 1 / seconds squared."""
-        predicted = float(self._x @ self.beta)
-        error = seconds / predicted - 1.0 if predicted > 0.0 else 0.0
-        limit = _OUTLIER * self.relative_error
-        trust = 1.0
-        if abs(error) > limit:
-            # Clipped, unless it keeps happening: then the old statistics are what is wrong.
-            self._surprise = self._surprise * 0.8 + (1.0 if error > 0 else -1.0)
-            trust = limit / abs(error)
-            if abs(self._surprise) > _SURPRISE:
-                self._forget()
-                trust = 1.0
-        else:
-            self._surprise *= 0.8
-        clipped = min(abs(error), limit)
-        self.relative_error = max(
-            _LEAST_ERROR, self.relative_error + 0.02 * (1.25 * clipped - self.relative_error)
-        )
-        _absorb(
-            self._x,
-            seconds,
-            trust / seconds**2,
-            1.0 - 1.0 / _MEMORY_STEPS,
-            self._cell_gram[cell],
-            self._cell_moment[cell],
-            self._gram,
-            self._moment,
-            self._fresh_gram[cell],
-            self._fresh_moment[cell],
-        )
-        self._fresh_weight[cell] += 1.0
-        _solve(self._gram, self._moment, self._precision, self._target, self.beta, _SWEEPS)
+    def return_fresh(self, statistics: Mapping[str, Float64Array]) -> None:
+        """Take back statistics that could not be saved."""
+        self._fresh_gram += statistics["gram"]
+        self._fresh_moment += statistics["moment"]
+        self._fresh_weight += statistics["weight"]
+        self._reference += statistics["reference"]
+
+    def _learn(self, cell: int, seconds: float) -> bool:
+        part = max(0, cell - 2 * NUM_OCTAVES + 1)
+        first, last = (0, 2 * NUM_OCTAVES) if part == 0 else (cell, cell + 1)
+        return _learn(
+            self._x, seconds, cell, first, last, self._most_surprise, self._health[part], self._seen,
+            self._cell_gram, self._cell_moment, self._gram, self._moment, self._fresh_gram,
+            self._fresh_moment, self._fresh_weight, self._precision, self._target, self.beta,
+        )  # fmt: skip
 
     def _observe_prefill(self, load: StepLoad, step_seconds: float, prefill_tokens: int) -> None:
         if not self.is_known:
+            # An engine that prefills in every step: start from priors, at its fastest step.
+            self._mixed_steps += 1
+            self._fastest_mixed = min(self._fastest_mixed, step_seconds)
+            if self._mixed_steps >= _MIXED_STEPS:
+                self._set_prior(self._fastest_mixed, load.tokens, load.context_tokens)
             return
         excess = max(0.0, step_seconds - self.predict(load)) / prefill_tokens
         rate = 0.1 if self.prefill_token_seconds > 0.0 else 1.0
         self.prefill_token_seconds += rate * (excess - self.prefill_token_seconds)
-
-    def _forget(self) -> None:
-        """The engine changed under us: keep the coefficients, drop most of the certainty."""
-        self._surprise = 0.0
-        for array in (self._cell_gram, self._cell_moment, self._gram, self._moment):
-            array *= _FORGET_KEEP
 
     def _fill_verify(self, load: StepLoad) -> None:
         _verify_features(

@@ -110,6 +110,7 @@ class Nothing:
         self.lengths: Int16Array = np.zeros((p, n), dtype=np.int16)
         self.confidence: Float32Array = np.zeros((p, n, k), dtype=np.float32)
         self.matched: Int16Array = np.full((p, n), -1, dtype=np.int16)
+        self.last_tokens: Int32Array = np.zeros(n, dtype=np.int32)
         self.room: Int16Array = np.full(n, np.iinfo(np.int16).max, dtype=np.int16)
         self.behind: Float64Array = np.zeros(n)
 
@@ -140,6 +141,8 @@ class StepRecord:
         self.token_buckets: Int32Array = np.zeros(n, dtype=np.int32)
         self.limits: Int16Array = np.zeros((p, n), dtype=np.int16)
         self.offer_lengths: Int16Array = np.zeros((p, n), dtype=np.int16)
+        self.reach: Int16Array = np.zeros((p, n), dtype=np.int16)
+        self.drafted: Int16Array = np.zeros(n, dtype=np.int16)
         self.bins: UInt8Array = np.zeros((n, p, k), dtype=np.uint8)
         self.hazards: Float32Array = np.zeros((n, p, k), dtype=np.float32)
         self.draft_bins: UInt8Array = np.zeros((n, p, k), dtype=np.uint8)
@@ -173,32 +176,49 @@ def resolve_handles(
 
 
 @compiled
-def fill_limits(
-    slots: Int32Array,
+def fill_rows(
+    handles: Int64Array,
+    generation: Int64Array,
+    running: NDArray[np.bool_],
     slot_max_k: Int16Array,
     slot_workload: Int32Array,
+    context_tokens: Int32Array,
+    last_tokens: Int32Array,
     room: Int16Array,
     most: Int16Array,
     lookup: NDArray[np.bool_],
     offers: Int16Array,
+    num_token_buckets: int,
+    slots: Int32Array,
     workloads: Int32Array,
+    token_buckets: Int32Array,
     limits: Int16Array,
     offer_lengths: Int16Array,
-) -> None:
-    """What each proposer may draft for each request [p, n], and each request's workload [n].
+    reach: Int16Array,
+) -> tuple[int, int]:
+    """Slot, workload row and token bucket of every request [n], and what each may draft [p, n].
 
-    ``most`` [p] is the proposers' own limit, 0 for one that may not be used.
+    ``most`` [p] is the proposers' own limit, 0 for one that may not be used; ``reach`` [p, n] is up
+    to where the step may teach, offers that may not be used included. Returns how many handles
+    are not running, and the sum of the context tokens.
     """
+    unknown = resolve_handles(handles, generation, running, slots)
+    context = 0
     for i in range(slots.shape[0]):
         s = slots[i]
-        workloads[i] = slot_workload[s]
+        workloads[i] = slot_workload[s] + 1
+        token_buckets[i] = last_tokens[i] % num_token_buckets
+        context += context_tokens[i]
         cap = min(slot_max_k[s], room[i]) if s > 0 else 0
         for p in range(limits.shape[0]):
             length = most[p]
+            offer_lengths[p, i] = 0
             if lookup[p]:
-                length = max(0, min(most[p], offers[p, i]))
+                length = max(0, min(most[p], offers[p, i])) if s > 0 else 0
                 offer_lengths[p, i] = length
             limits[p, i] = max(0, min(cap, length))
+            reach[p, i] = max(limits[p, i], offer_lengths[p, i])
+    return unknown, context
 
 
 @compiled

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 _OCTAVES = 24
 _WINDOW_STEPS = 512.0
 _LEAST_STEPS = 12.0
@@ -16,9 +14,9 @@ class GoingRate:
     """Committed tokens per plain-equivalent of time, an octave of running requests apart."""
 
     def __init__(self) -> None:
-        self._tokens = np.zeros(_OCTAVES)
-        self._worth = np.zeros(_OCTAVES)
-        self._steps = np.zeros(_OCTAVES)
+        self._tokens = [0.0] * _OCTAVES
+        self._worth = [0.0] * _OCTAVES
+        self._steps = [0.0] * _OCTAVES
 
     def note(self, requests: int, committed: float, plain_steps: float) -> None:
         """A step took as long as ``plain_steps`` plain ones and brought ``committed`` tokens."""
@@ -33,21 +31,21 @@ class GoingRate:
         octave = _octave(requests)
         if self._steps[octave] < _LEAST_STEPS or not plain_seconds > 0.0:
             return 0.0
-        return float(self._tokens[octave] / self._worth[octave]) * requests / plain_seconds
+        return self._tokens[octave] / self._worth[octave] * requests / plain_seconds
 
     def state(self) -> Mapping[str, Any]:
         """Everything, as JSON."""
         return {
-            "tokens": self._tokens.tolist(),
-            "worth": self._worth.tolist(),
-            "steps": self._steps.tolist(),
+            "tokens": list(self._tokens),
+            "worth": list(self._worth),
+            "steps": list(self._steps),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved ``state``."""
-        self._tokens = np.array(state["tokens"])
-        self._worth = np.array(state["worth"])
-        self._steps = np.array(state["steps"])
+        self._tokens = list(state["tokens"])
+        self._worth = list(state["worth"])
+        self._steps = list(state["steps"])
 
 
 def _octave(requests: int) -> int:

@@ -18,15 +18,23 @@ _MAX_PAUSE_STEPS = 512
 
 
 @compiled
-def realized_advantage(
+def _weigh(
     proposer: Int16Array,
     accepted: Int16Array,
     matched: Int16Array,
     lookup: NDArray[np.bool_],
-    advantage: Float64Array,
-) -> None:
-    """Tokens that each lookup [p] brought beyond the best other lookup's offer for the same row."""
-    advantage[:] = 0.0
+    expected: Float64Array,
+    cost: Float64Array,
+    is_open: NDArray[np.bool_],
+    realized: Float64Array,
+    balance: Float64Array,
+    seen: Float64Array,
+) -> tuple[bool, bool]:
+    """Move the balances of the open lookups; returns (any of them is ripe, any is paused).
+
+    Realized are the tokens that a lookup brought beyond the best other one's offer for the row.
+    """
+    realized[:] = 0.0
     for i in range(proposer.shape[0]):
         p = proposer[i]
         if p >= 0 and lookup[p]:
@@ -34,7 +42,18 @@ def realized_advantage(
             for q in range(lookup.shape[0]):
                 if q != p and lookup[q]:
                     other = max(other, matched[q, i])
-            advantage[p] += accepted[i] - other
+            realized[p] += accepted[i] - other
+    ripe = False
+    paused = False
+    for p in range(lookup.shape[0]):
+        if is_open[p]:
+            gain = min(expected[p], realized[p]) - cost[p]
+            balance[p] += (gain - balance[p]) / _WINDOW_STEPS
+            seen[p] += 1.0
+            ripe = ripe or seen[p] >= _WINDOW_STEPS
+        elif lookup[p]:
+            paused = True
+    return ripe, paused
 
 
 class OfferGate:
@@ -74,20 +93,23 @@ class OfferGate:
         cost: Float64Array,  # [p]
     ) -> None:
         """The step is over; ``cost`` is each proposer's time in tokens at the going rate."""
-        realized_advantage(proposer, accepted, matched, self._lookup, self._realized)
-        advantage = np.minimum(self._expected, self._realized)
         is_open = self._open
-        self._balance[is_open] += (advantage - cost - self._balance)[is_open] / _WINDOW_STEPS
-        self._seen[is_open] += 1.0
-        paused = self._lookup & ~is_open
-        self._pause[paused] -= 1
-        for p in np.flatnonzero(paused & (self._pause <= 0)):
-            self._open[p] = True
-            self._seen[p] = _WINDOW_STEPS - _LOOK_STEPS
-            self._balance[p] = 0.0
-        ripe = is_open & (self._seen >= _WINDOW_STEPS)
-        if not ripe.any():
-            return
+        is_ripe, is_paused = _weigh(
+            proposer, accepted, matched, self._lookup, self._expected, cost, is_open,
+            self._realized, self._balance, self._seen,
+        )  # fmt: skip
+        if is_paused:
+            self._pause[self._lookup & ~is_open] -= 1
+            for p in np.flatnonzero(self._lookup & ~is_open & (self._pause <= 0)):
+                self._open[p] = True
+                self._seen[p] = _WINDOW_STEPS - _LOOK_STEPS
+                self._balance[p] = 0.0
+        if is_ripe:
+            self._judge()
+
+    def _judge(self) -> None:
+        """Pause the worst of the lookups that were watched for long enough, if it does not pay."""
+        ripe = self._open & (self._seen >= _WINDOW_STEPS)
         worst = int(np.argmin(np.where(ripe, self._balance, np.inf)))
         self._seen[ripe] = _WINDOW_STEPS - _LOOK_STEPS
         if self._balance[worst] < 0.0:
