@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from autospec.policy.base import Policy, PolicyOptions
+from autospec.policy.bayes import Bayes, BayesOptions
 from autospec.policy.ema import Ema, EmaOptions
 from autospec.policy.exp3 import Exp3, Exp3Options
 from autospec.policy.gate import Gate, GateOptions
@@ -37,6 +38,7 @@ POLICIES: dict[type[PolicyOptions], type[Policy[Any]]] = {
     ThompsonOptions: Thompson,
     NightjarOptions: Nightjar,
     HedgeOptions: Hedge,
+    BayesOptions: Bayes,
 }
 OPTIONS: tuple[type[PolicyOptions], ...] = tuple(POLICIES)
 
