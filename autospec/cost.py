@@ -41,7 +41,7 @@ _OUTLIER = 4.0  # in units of the running relative error
 _SETTLED_STEPS = 8.0  # of a cell, before any of its times can be called an outlier
 _SURPRISE = 4.5  # the running sum of outliers' signs; 5 would be outliers for ever
 _LEAST_ERROR = 0.01
-_FORGET_KEEP = 0.02
+_FORGET_KEEP = 0.002
 _MIXED_STEPS = 32
 _SWEEPS = 8
 
@@ -201,7 +201,7 @@ def _learn(
     target: Float64Array,
     beta: Float64Array,
 ) -> bool:
-    """One equation ``x . beta = seconds``, weighted by 1 / seconds squared.
+    """One equation ``x . beta = seconds``, its error relative to what was measured or expected.
 
     ``health`` holds the running relative error and the surprise. An outlier's weight is clipped,
     unless outliers keep coming: then the old statistics of cells ``first_cell`` to ``last_cell``
@@ -214,9 +214,10 @@ def _learn(
     limit = _OUTLIER * health[0]
     trust = 1.0
     surprised = False
-    if abs(error) > limit and seen[cell] >= _SETTLED_STEPS:
+    if abs(error) > limit:
         health[1] = health[1] * 0.8 + (1.0 if error > 0.0 else -1.0)
-        trust = limit / abs(error)
+        if seen[cell] >= _SETTLED_STEPS:
+            trust = limit / abs(error)
         if abs(health[1]) > most_surprise:
             # Old times weigh 1 / seconds squared: were they shorter, they must not drown the new.
             kept = _FORGET_KEEP * min(1.0, (predicted / seconds) ** 2)
@@ -232,9 +233,11 @@ def _learn(
             surprised = True
     else:
         health[1] *= 0.8
-    health[0] = max(_LEAST_ERROR, health[0] + 0.02 * (1.25 * min(abs(error), limit) - health[0]))
+    if seen[cell] >= _SETTLED_STEPS:
+        clipped = min(abs(error), limit)
+        health[0] = max(_LEAST_ERROR, health[0] + 0.02 * (1.25 * clipped - health[0]))
     _absorb(
-        x, seconds, trust / seconds**2, 1.0 - 1.0 / _MEMORY_STEPS, cell_gram[cell],
+        x, seconds, trust / max(seconds, predicted) ** 2, 1.0 - 1.0 / _MEMORY_STEPS, cell_gram[cell],
         cell_moment[cell], gram, moment, fresh_gram[cell], fresh_moment[cell],
     )  # fmt: skip
     fresh_weight[cell] += 1.0
@@ -327,7 +330,7 @@ class StepCost:
         )
         x = self._x
         self._fill_verify(load)
-        if draft_seconds is None:
+        if draft_seconds is None or not draft_seconds.min() >= 0.0:
             for m, p in enumerate(self.models):
                 self._fill_draft(m, load, p)
             if self._learn(cell, step_seconds):
