@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from autospec import __version__
 from autospec.config import Settings
+from autospec.contention import read_cpu, was_disturbed
 from autospec.controller import Controller
 from autospec.engine.decoder import Decoder
 from autospec.engine.drafting import ModelProposer
@@ -211,6 +212,7 @@ class Arm:
         tokens_of: Counter[str] = Counter()
         events_of: Counter[str] = Counter()
         seconds = 0.0
+        cpu = read_cpu()
         while pending or self.decoder.has_work:
             while pending and len(tokens_of) - len(outputs) < load:
                 request = pending.popleft()
@@ -245,6 +247,7 @@ class Arm:
             accepted=0 if tap is None else tap.accepted,
             choices={} if tap is None else dict(tap.choices),
             requests=len(outputs),
+            disturbed=int(was_disturbed(cpu, read_cpu())),
         )
         return Served(result, tuple(outputs[request.id] for request in requests))
 

@@ -426,7 +426,7 @@ def result_json(comparison: Comparison, outcome: Outcome) -> dict[str, Any]:
             "prompts": comparison.prompts_path.name,
             "policy": comparison.policy,
             "arms": [spec.name for spec in comparison.specs],
-            "loads": [phase.load for phase in comparison.phases],
+            "loads": list(dict.fromkeys(phase.load for phase in comparison.phases)),
             "stop_at_eos": comparison.stop_at_eos,
             "seed": comparison.seed,
             "warm_start_requests": outcome.warm_requests,

@@ -58,7 +58,8 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class BlockResult:
     """One arm's run over one block. ``request_steps`` are decoding steps, summed over requests, and
-    ``step_tokens`` what they committed; the first token of a request comes from its prompt."""
+    ``step_tokens`` what they committed; the first token of a request comes from its prompt.
+    ``disturbed`` counts blocks during which other processes took processor time."""
 
     tokens: int
     seconds: float
@@ -69,6 +70,7 @@ class BlockResult:
     choices: Mapping[Choice, int] = field(default_factory=dict)
     equal_outputs: int = 0
     requests: int = 0
+    disturbed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def add_results(results: Iterable[BlockResult]) -> BlockResult:
         choices=dict(choices),
         equal_outputs=sum(part.equal_outputs for part in parts),
         requests=sum(part.requests for part in parts),
+        disturbed=sum(part.disturbed for part in parts),
     )
 
 
@@ -223,7 +226,11 @@ def report(measurement: Measurement) -> dict[str, Any]:
                         **_figures(sums[arm]),
                         "ratio_to_plain": _spread_json(measurement.ratios(arm, PLAIN, index)),
                         "rounds": [
-                            {"tokens": each.tokens, "seconds": round(each.seconds, 4)}
+                            {
+                                "tokens": each.tokens,
+                                "seconds": round(each.seconds, 4),
+                                "disturbed": bool(each.disturbed),
+                            }
                             for each in measurement.results[arm][index]
                         ],
                     }

@@ -78,6 +78,13 @@ def findings(measurement: Measurement) -> list[str]:
             f"{equal} of {requests} outputs are those of plain decoding token for token"
             + ("" if equal == requests else "; the others differ where rounding decides a tie")
         )
+    blocks = sum(len(rounds) for phases in measurement.results.values() for rounds in phases)
+    disturbed = sum(result.disturbed for result in totals.values())
+    if disturbed:
+        found.append(
+            f"other processes took processor time during {disturbed} of {blocks} timed blocks: "
+            "figures of those rounds say little"
+        )
     return found
 
 

@@ -16,7 +16,17 @@ PACKAGE = Path(autospec.__file__).parent
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "records", "compiled"),
-    ("acceptance", "cost", "workload", "profile", "metrics", "journal", "trace", "prompts"),
+    (
+        "acceptance",
+        "cost",
+        "workload",
+        "profile",
+        "metrics",
+        "journal",
+        "trace",
+        "prompts",
+        "contention",
+    ),
     ("guard", "probe", "allocation", "phases", "proposers.base", "proposers.index"),
     ("policy", "proposers"),
     ("config", "rows"),

@@ -1,0 +1,295 @@
+"""``autospec bench`` on a tiny random model: the JSON form, warm starts, refusals, interrupts."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from autospec.arms import Arm, ArmInputs, ArmSpec, Served, StepView, encode, parse_arms
+from autospec.bench import BenchOptions, bench_phases, parse_loads, run_bench
+from autospec.config import load_settings
+from autospec.engine.model import CausalModel
+from autospec.engine.request import GenerationRequest
+from autospec.errors import ConfigError, InputError, ModelError
+from autospec.prompts import Message, Prompt, read_prompts
+
+WORDS = 60
+CONTEXT = 96
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows sixty words and was never trained."""
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    path = tmp_path_factory.mktemp("model")
+    LlamaForCausalLM(config).save_pretrained(path)
+    words = {f"w{number}": number for number in range(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    rows = [
+        {"id": "a", "workload": "copy", "prompt": "w5 w6 w7 w8 w5 w6 w7 w8 w5 w6"},
+        {"id": "b", "workload": "copy", "turns": ["w9 w10 w9 w10 w9", "w3"]},
+        {"id": "c", "workload": "chat", "prompt": "w30 w12 w44", "max_tokens": 5},
+    ]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def options(folder: Path, prompts: Path, tmp_path: Path) -> BenchOptions:
+    return BenchOptions(
+        target=folder,
+        prompts=prompts,
+        loads=(1, 2),
+        arms="plain,ngram:2,adaptive",
+        json_path=tmp_path / "out.json",
+        max_tokens=9,
+        rounds=2,
+        dtype="float64",
+    )
+
+
+def run(options: BenchOptions, *, terminal: bool = False) -> tuple[int, str]:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=terminal, width=110, highlight=False)
+    code = run_bench(options, console)
+    return code, shown.getvalue()
+
+
+def figures(options: BenchOptions) -> dict[str, Any]:
+    assert options.json_path is not None
+    found: dict[str, Any] = json.loads(options.json_path.read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_json_form(options: BenchOptions, tmp_path: Path) -> None:
+    code, shown = run(options)
+    assert code == 0
+    found = figures(options)
+    assert [(phase["workload"], phase["load"]) for phase in found["phases"]] == [
+        ("copy", 1),
+        ("chat", 1),
+        ("copy", 2),
+        ("chat", 2),
+    ]
+    for phase in found["phases"]:
+        assert list(phase["arms"]) == ["plain", "ngram:2", "adaptive"]
+        per_request = 5 if phase["workload"] == "chat" else 9
+        for arm in phase["arms"].values():
+            assert arm["tokens"] == 2 * phase["load"] * per_request  # two rounds
+            assert arm["tokens_per_second"] == pytest.approx(
+                arm["tokens"] / arm["seconds"], rel=0.05
+            )
+            assert arm["outputs_equal_to_plain"] == arm["requests"] == 2 * phase["load"]
+            assert len(arm["rounds"]) == 2
+        assert phase["arms"]["plain"]["acceptance_length"] == 1.0
+        assert phase["arms"]["plain"]["choices"] == []
+        assert all(
+            choice["k"] <= 2 and choice["proposer"] in ("ngram", "off")
+            for choice in phase["arms"]["ngram:2"]["choices"]
+        )
+    assert found["total"]["plain"]["tokens"] == 2 * (9 + 5) + 4 * (9 + 5)
+    assert found["machine"]["cores"] >= 1
+    assert set(found["versions"]) >= {"autospec", "torch", "transformers", "python"}
+    assert found["settings"]["arms"] == ["plain", "ngram:2", "adaptive"]
+    assert found["settings"]["loads"] == [1, 2]
+    assert "T" in found["date"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "prompts.jsonl"]
+    for expected in ("phase 3: load 2, copy", "total: all phases", "x the speed of plain"):
+        assert expected in shown
+    assert "outputs are those of plain decoding token for token" in shown
+
+
+def test_the_second_run_starts_warm_and_says_so(options: BenchOptions, tmp_path: Path) -> None:
+    options = replace(
+        options,
+        loads=(1,),
+        rounds=1,
+        profile=tmp_path / "profile.json",
+        journal=tmp_path / "journal.jsonl",
+    )
+    _, shown = run(options)
+    assert f"cold start: no profile that fits in {options.profile}" in shown
+    assert f"profile saved in {options.profile}" in shown
+    assert f"journal saved in {options.journal}" in shown
+    assert figures(options)["settings"]["warm_start_requests"] is None
+    _, shown = run(options)
+    assert f"warm start from {options.profile}: learned on 2 requests of chat, copy" in shown
+    assert figures(options)["settings"]["warm_start_requests"] == pytest.approx(2, abs=0.01)
+    _, shown = run(options)
+    assert "learned on 4 requests" in shown
+
+
+def test_a_terminal_gets_a_live_panel(
+    options: BenchOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autospec.live._REFRESH_SECONDS", 0.0)
+    _, shown = run(replace(options, mix=True, rounds=1), terminal=True)
+    assert "workload copy+chat" in shown.replace("\x1b[1m", "").replace("\x1b[0m", "")
+    assert "who drafts" in shown
+    assert "▶ adaptive" in shown
+
+
+def test_an_interrupt_keeps_the_finished_rounds(
+    options: BenchOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    serve = Arm.serve
+
+    def interrupted(
+        self: Arm,
+        requests: Sequence[GenerationRequest],
+        load: int,
+        show: Callable[[StepView], None] | None = None,
+    ) -> Served:
+        nonlocal calls
+        calls += 1
+        if calls > 2 + 3 + 1:  # two warm-ups, one round, one arm of the next
+            raise KeyboardInterrupt
+        return serve(self, requests, load, show)
+
+    monkeypatch.setattr(Arm, "serve", interrupted)
+    code, shown = run(options)
+    assert code == 1
+    assert "interrupted: the figures above are those of the finished rounds" in shown
+    assert [phase["rounds"] for phase in figures(options)["phases"]] == [1, 0, 0, 0]
+    calls = 3
+    code, shown = run(options)
+    assert code == 1
+    assert "nothing to show" in shown
+
+
+def test_load_is_never_exceeded(folder: Path) -> None:
+    target = CausalModel.load(folder, dtype="float64")
+    arm = Arm(ArmSpec("plain"), ArmInputs(target, None, 4, 32, 0), load_settings("default"))
+    seen: list[int] = []
+    requests = [
+        GenerationRequest([4, 5, 6], max_tokens=4 + number, id=f"r{number}", ignore_eos=True)
+        for number in range(5)
+    ]
+    served = arm.serve(requests, 2, lambda step: seen.append(arm.decoder.running_requests))
+    assert max(seen) <= 2
+    assert [len(output) for output in served.outputs] == [4, 5, 6, 7, 8]
+    assert served.result.tokens == 30
+    assert served.result.request_steps == 30 - 5
+
+
+def test_a_folder_that_is_no_model(options: BenchOptions, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"none: expected a model folder, found nothing"):
+        run(replace(options, target=tmp_path / "none"))
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        run(replace(options, target=tmp_path))
+
+
+def test_a_prompt_longer_than_the_context(options: BenchOptions) -> None:
+    with pytest.raises(InputError) as caught:
+        run(replace(options, max_tokens=CONTEXT))
+    assert str(caught.value) == (
+        f"{options.prompts}: prompt 'a' has 10 tokens and is to be continued by {CONTEXT}; "
+        f"the model's context is {CONTEXT}"
+    )
+
+
+def test_wrong_options_are_refused_before_a_model_is_loaded(
+    options: BenchOptions, tmp_path: Path
+) -> None:
+    nowhere = replace(options, target=tmp_path / "never-looked-at")
+    with pytest.raises(InputError, match="no prompts of workload 'math'; there are copy, chat"):
+        run(replace(nowhere, workloads=("math",)))
+    with pytest.raises(InputError, match=r"--json: .*missing/out\.json cannot be written"):
+        run(replace(nowhere, json_path=tmp_path / "missing" / "out.json"))
+    with pytest.raises(ConfigError, match="unknown policy file 'defalt'"):
+        run(replace(nowhere, policy="defalt"))
+
+
+def test_arms_of_a_list() -> None:
+    assert parse_arms("plain, ngram:04,draft_model:2 ,adaptive", has_draft=True) == (
+        ArmSpec("plain"),
+        ArmSpec("ngram:4", "ngram", 4),
+        ArmSpec("draft_model:2", "draft_model", 2),
+        ArmSpec("adaptive"),
+    )
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        (",", "--arms is empty; allowed are plain, ngram:K"),
+        ("fast", "unknown arm 'fast'"),
+        ("ngram", "unknown arm 'ngram'"),
+        ("eagle:3", "unknown arm 'eagle:3'"),
+        ("ngram:0", "k is '0'; it must be from 1 to 32"),
+        ("ngram:x", "k is 'x'"),
+        ("ngram:4,plain,ngram:4", "'ngram:4' is named twice"),
+        ("draft_model:2", "needs a draft model; give its folder with --draft"),
+    ],
+)
+def test_wrong_arms(text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_arms(text, has_draft=False)
+    assert message in str(caught.value)
+
+
+def test_loads() -> None:
+    assert parse_loads("1, 4,16") == (1, 4, 16)
+    for text in ("", "1,,2", "0", "-1", "2000", "four"):
+        with pytest.raises(InputError, match="--loads"):
+            parse_loads(text)
+
+
+def test_phases_are_loads_by_workloads(options: BenchOptions) -> None:
+    read = read_prompts(options.prompts)
+    mixed = bench_phases(replace(options, mix=True, requests=5), read)
+    assert [(phase.load, phase.workload, phase.requests) for phase in mixed] == [
+        (1, "copy+chat", 5),
+        (2, "copy+chat", 5),
+    ]
+    one = bench_phases(replace(options, workloads=("chat",)), read)
+    assert [(phase.load, phase.workload, phase.requests) for phase in one] == [
+        (1, "chat", 1),
+        (2, "chat", 2),
+    ]
+
+
+def test_prompts_go_through_the_chat_template(folder: Path) -> None:
+    target = CausalModel.load(folder)
+    prompt = Prompt("p", "chat", (Message("user", "w7 w8"), Message("assistant", "w9")))
+    assert encode(prompt, target, Path("p.jsonl")) == [7, 8, 9]
+    assert target.tokenizer is not None
+    target.tokenizer.chat_template = (
+        "{% for m in messages %}w50 {{ m.content }} {% endfor %}"
+        "{% if add_generation_prompt %}w51{% endif %}"
+    )
+    assert encode(prompt, target, Path("p.jsonl")) == [50, 7, 8, 50, 9, 51]
+    target.tokenizer.chat_template = "{{ raise_exception('no assistant first') }}"
+    with pytest.raises(InputError, match="prompt 'p' does not fit the chat template: no assistant"):
+        encode(prompt, target, Path("p.jsonl"))

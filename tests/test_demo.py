@@ -1,0 +1,21 @@
+"""The demo's own prompts and phases."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from autospec.demo import PHASES, PROMPTS
+from autospec.phases import plan_blocks
+from autospec.prompts import read_prompts
+
+
+def test_the_demo_has_prompts_enough_for_its_phases() -> None:
+    prompts = read_prompts(PROMPTS)
+    counts = Counter(prompt.workload for prompt in prompts)
+    assert set(counts) == {"code-edit", "rag", "chat", "story"}
+    assert min(counts.values()) >= 10
+    assert [phase.load for phase in PHASES] == [1, 4, 16, 16, 1]
+    for block in plan_blocks(PHASES, prompts):
+        twice = [name for name, n in Counter(p.id for p in block.prompts).items() if n > 1]
+        assert not twice, "a prompt runs beside itself"
+    assert all(prompt.max_tokens is not None for prompt in prompts)
