@@ -189,6 +189,7 @@ def _learn(
     last_cell: int,
     most_surprise: float,
     health: Float64Array,
+    doubt: Float64Array,
     seen: Float64Array,
     cell_gram: Float64Array,
     cell_moment: Float64Array,
@@ -203,9 +204,10 @@ def _learn(
 ) -> bool:
     """One equation ``x . beta = seconds``, its error relative to what was measured or expected.
 
-    ``health`` holds the running relative error and the surprise. An outlier's weight is clipped,
-    unless outliers keep coming: then the old statistics of cells ``first_cell`` to ``last_cell``
-    are what is wrong, they are dropped, and True is returned.
+    ``health`` holds the running relative error and the surprise; ``doubt`` is the surprise of each
+    cell. An outlier's weight is clipped, unless outliers keep coming: then the old statistics are
+    what is wrong, those of the cell, or of all cells from ``first_cell`` to ``last_cell``; they
+    are dropped, and True is returned in the latter case.
     """
     predicted = 0.0
     for i in range(x.shape[0]):
@@ -214,31 +216,36 @@ def _learn(
     limit = _OUTLIER * health[0]
     trust = 1.0
     surprised = False
+    health[1] *= 0.8
+    doubt[cell] *= 0.8
     if abs(error) > limit:
-        health[1] = health[1] * 0.8 + (1.0 if error > 0.0 else -1.0)
+        sign = 1.0 if error > 0.0 else -1.0
+        health[1] += sign
+        doubt[cell] += sign
         if seen[cell] >= _SETTLED_STEPS:
             trust = limit / abs(error)
-        if abs(health[1]) > most_surprise:
+        surprised = abs(health[1]) > most_surprise
+        if surprised or abs(doubt[cell]) > most_surprise:
             # Old times weigh 1 / seconds squared: were they shorter, they must not drown the new.
             kept = _FORGET_KEEP * min(1.0, (predicted / seconds) ** 2)
             for c in range(first_cell, last_cell):
+                if not surprised and c != cell:
+                    continue
                 gram -= (1.0 - kept) * cell_gram[c]
                 moment -= (1.0 - kept) * cell_moment[c]
                 cell_gram[c] *= kept
                 cell_moment[c] *= kept
                 seen[c] = 0.0
+                doubt[c] = 0.0
             health[0] = _NOISE
             health[1] = 0.0
             trust = 1.0
-            surprised = True
-    else:
-        health[1] *= 0.8
     if seen[cell] >= _SETTLED_STEPS:
         clipped = min(abs(error), limit)
         health[0] = max(_LEAST_ERROR, health[0] + 0.02 * (1.25 * clipped - health[0]))
     _absorb(
-        x, seconds, trust / max(seconds, predicted) ** 2, 1.0 - 1.0 / _MEMORY_STEPS, cell_gram[cell],
-        cell_moment[cell], gram, moment, fresh_gram[cell], fresh_moment[cell],
+        x, seconds, trust / max(seconds, predicted) ** 2, 1.0 - 1.0 / _MEMORY_STEPS,
+        cell_gram[cell], cell_moment[cell], gram, moment, fresh_gram[cell], fresh_moment[cell],
     )  # fmt: skip
     fresh_weight[cell] += 1.0
     seen[cell] += 1.0
@@ -307,6 +314,7 @@ class StepCost:
         self._x = np.zeros(size)
         self._health = np.zeros((1 + len(self.models), 2))  # running relative error, surprise
         self._health[:, 0] = _NOISE
+        self._doubt = np.zeros(self._num_cells)
         self._seen = np.zeros(self._num_cells)  # steps by cell since the last surprise
 
     def observe(
@@ -441,8 +449,8 @@ class StepCost:
         part = max(0, cell - 2 * NUM_OCTAVES + 1)
         first, last = (0, 2 * NUM_OCTAVES) if part == 0 else (cell, cell + 1)
         return _learn(
-            self._x, seconds, cell, first, last, self._most_surprise, self._health[part], self._seen,
-            self._cell_gram, self._cell_moment, self._gram, self._moment, self._fresh_gram,
+            self._x, seconds, cell, first, last, self._most_surprise, self._health[part],
+            self._doubt, self._seen, self._cell_gram, self._cell_moment, self._gram, self._moment, self._fresh_gram,
             self._fresh_moment, self._fresh_weight, self._precision, self._target, self.beta,
         )  # fmt: skip
 
