@@ -35,6 +35,7 @@ _MAX_COMBINATIONS = 2048
 _PRICE_ROUNDS = 6
 _LATENCY_STARTS = 6
 _LEAST_GAIN = 0.01
+_LEAST_SECONDS = 1e-12  # a step that costs nothing has no goodput
 _NUM_BUCKETS = 512
 _BEND = 0.05  # relative change of a token's price that counts as a kink
 
@@ -332,7 +333,7 @@ def _cut(
         tokens = n + size_now
         if shape == _STEPPED:
             tokens = round_up(tokens, captured)
-        seconds = base_seconds + token_seconds(tokens, slopes, knots) + drafting
+        seconds = _LEAST_SECONDS + base_seconds + token_seconds(tokens, slopes, knots) + drafting
         if size_now > 0:
             seconds += speculating
             for p in range(depth.shape[0]):
@@ -394,7 +395,7 @@ def _evaluate(
         tokens = n * (1 + longest)
     elif shape == _STEPPED:
         tokens = round_up(tokens, captured)
-    return value, seconds + token_seconds(tokens, slopes, knots)
+    return value, max(seconds + token_seconds(tokens, slopes, knots), _LEAST_SECONDS)
 
 
 @compiled
@@ -520,7 +521,7 @@ def solve(
                 gains, capped, surplus, lookup, prices, trial_depth, trial_proposer, trial_k,
                 trial_advantage,
             )  # fmt: skip
-            if bent:
+            if bent and shape != _PADDED:
                 _cut(
                     gains, capped, trial_depth, lookup, base_value, latency, rate, base_seconds,
                     speculating, slopes, knots, captured, shape, draft, trial_proposer, trial_k,
