@@ -23,7 +23,16 @@ from autospec.engine.packing import can_pack, pack_linears
 from autospec.errors import ModelError
 from autospec.records import Int32Array
 
-SUPPORTED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+SUPPORTED_FAMILIES = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "smollm3",
+    "granite",
+    "olmo2",
+    "phi3",
+)
 """``model_type`` values that the tests prove equal to transformers' own decoding."""
 
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")

@@ -8,14 +8,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from autospec.engine.cache import SlotCache
 from autospec.engine.decoder import Decoder
+from autospec.engine.drafting import DraftTask, Kept, ModelDrafts
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.engine.sampling import SamplingParameters
 from autospec.errors import EngineError, InputError
+from autospec.proposers.base import History
 from autospec.proposers.draft_model import DraftModelProposer
 from autospec.proposers.ngram import NgramProposer
+from autospec.records import Int32Array, ProposerInfo
 from tests.engine.tiny_models import (
     CAPACITY,
     FAMILIES,
@@ -35,13 +40,13 @@ def test_greedy_equals_plain_decoding(family: str) -> None:
     prompts = [
         rng.integers(0, VOCAB, size).tolist() for size in (1, 3, 40, 17, 9, 2, 64, 25, 30, 5)
     ]
-    expected = [greedy(model, prompt, 48) for prompt in prompts]
+    expected = [greedy(model, prompt, 32) for prompt in prompts]
     proposers = proposers_for(model, slots=4)
     controller = ScriptedController(len(proposers), 8, rng)
     decoder = Decoder(
         CausalModel(model), proposers, controller, slots=4, capacity=CAPACITY, prefill_tokens=11
     )
-    ids = [decoder.submit(GenerationRequest(prompt, max_tokens=48)) for prompt in prompts]
+    ids = [decoder.submit(GenerationRequest(prompt, max_tokens=32)) for prompt in prompts]
     streamed: dict[str, list[int]] = {request_id: [] for request_id in ids}
     outputs = {}
     steps = 0
@@ -51,14 +56,14 @@ def test_greedy_equals_plain_decoding(family: str) -> None:
             if event.output is not None:
                 outputs[event.request_id] = event.output
         steps += 1
-        if steps == 20:
+        if steps == 14:
             decoder.cancel(ids[1])
-            decoder.cancel(ids[9])
+            decoder.cancel(ids[7])
     for request_id, reference in zip(ids, expected, strict=True):
         tokens = list(outputs[request_id].token_ids)
         assert streamed[request_id] == tokens
         if outputs[request_id].finish_reason == "cancelled":
-            assert request_id in (ids[1], ids[9])
+            assert request_id in (ids[1], ids[7])
             assert tokens == reference[: len(tokens)]
         else:
             assert outputs[request_id].finish_reason == "length"
@@ -302,3 +307,77 @@ def test_offers_are_made_only_when_the_controller_wants_them() -> None:
 def test_bad_sizes_are_refused() -> None:
     with pytest.raises(EngineError, match="slots is 0"):
         plain_decoder(slots=0)
+
+
+class Watcher:
+    """Drafts nothing; keeps the hidden states of everything that was committed."""
+
+    hidden_layers = (-1, 1)
+    info = ProposerInfo("watcher", "parallel", 4, needs_state=True)
+
+    def __init__(self) -> None:
+        self.seen: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        self.target_layers = 0
+
+    def attach(self, target: CausalModel, cache: SlotCache) -> None:
+        self.target_layers = len(cache.keys)
+
+    def reset(self, slot: int) -> None:
+        self.seen[slot] = []
+
+    def stale_tokens(self, history: History, slots: Int32Array) -> Int32Array:
+        return np.zeros(len(slots), dtype=np.int32)
+
+    def memory_bytes(self) -> int:
+        return 0
+
+    def draft(self, task: DraftTask) -> ModelDrafts:
+        num_rows = len(task.slots)
+        return ModelDrafts(
+            np.zeros((num_rows, 0), np.int64),
+            np.zeros(num_rows, np.int16),
+            np.zeros((num_rows, 0), np.float32),
+            None,
+            np.full(num_rows, -1, np.int64),
+        )
+
+    def commit(self, kept: Kept, history: History) -> None:
+        assert kept.hidden is not None
+        assert len(kept.hidden) == kept.counts.sum()
+        begin = 0
+        for slot, start, count in zip(kept.slots, kept.starts, kept.counts, strict=True):
+            for offset in range(int(count)):
+                self.seen[int(slot)].append((int(start) + offset, kept.hidden[begin + offset]))
+            begin += int(count)
+
+
+def test_proposers_on_hidden_states_see_every_kept_position_once() -> None:
+    """Prompt chunks and accepted drafts of another proposer included, rejected ones not."""
+    model = tiny("llama")
+    watcher = Watcher()
+    prompts = [[1, 2, 1, 2, 1, 2, 1] * 3, [5, 6]]
+    ngram = NgramProposer(2, CAPACITY, max_k=4, min_match=1)
+    controller = ScriptedController(2, 4, np.random.default_rng(2))
+    decoder = Decoder(
+        CausalModel(copy.deepcopy(model)),
+        [ngram, watcher],
+        controller,
+        slots=2,
+        capacity=CAPACITY,
+        prefill_tokens=8,
+    )
+    outputs = decoder.generate([GenerationRequest(prompt, max_tokens=30) for prompt in prompts])
+    assert watcher.target_layers == 2
+    assert sum(int(result.accepted.sum()) for _, result in controller.results) > 0
+    for slot, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        tokens = prompt + list(output.token_ids)
+        with torch.inference_mode():
+            states = model(
+                torch.tensor([tokens]), use_cache=False, output_hidden_states=True
+            ).hidden_states
+        positions = [position for position, _ in watcher.seen[slot]]
+        assert positions == list(range(len(positions)))
+        assert len(positions) >= len(tokens) - 1
+        for position, hidden in watcher.seen[slot][: len(tokens)]:
+            torch.testing.assert_close(hidden[0], states[-1][0, position])
+            torch.testing.assert_close(hidden[1], states[1][0, position])

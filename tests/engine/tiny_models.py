@@ -11,15 +11,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import (
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from autospec.engine.drafting import ModelProposer
@@ -60,6 +68,18 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     ),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
+    "smollm3": lambda: SmolLM3ForCausalLM(SmolLM3Config(**SIZES, no_rope_layer_interval=2)),
+    "granite": lambda: GraniteForCausalLM(
+        GraniteConfig(
+            **SIZES,
+            embedding_multiplier=2.0,
+            logits_scaling=3.0,
+            residual_multiplier=0.5,
+            attention_multiplier=0.3,
+        )
+    ),
+    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SIZES)),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES, sliding_window=12)),
     "mistral-window": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=10)),
 }
 
