@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from autospec.policy.offer_gate import OfferGate
+
+LOOKUPS = np.array([True, True, False])  # two lookups and a model
+
+
+def step(
+    gate: OfferGate,
+    expected: list[float],
+    accepted: list[int],
+    cost: list[float],
+    *,
+    proposer: int = 0,
+    matched: list[int] | None = None,
+) -> None:
+    """One step of one request for which ``proposer`` drafted; a paused lookup offers nothing."""
+    is_open = gate.open()
+    if proposer >= 0 and not is_open[proposer]:
+        proposer, accepted, expected = -1, [0], [0.0, 0.0, 0.0]
+    gate.expect(np.array(expected))
+    matches = np.full((3, 1), -1, dtype=np.int16)
+    matches[:2, 0] = [0, 0] if matched is None else matched
+    matches[:, 0] = np.where(is_open, matches[:, 0], -1)
+    gate.note(
+        np.array([proposer], dtype=np.int16),
+        np.array(accepted, dtype=np.int16),
+        matches,
+        np.where(is_open, cost, 0.0),
+    )
+
+
+def open_share(gate: OfferGate, steps: int, **outcome: object) -> list[float]:
+    """Share of steps that each proposer was open for."""
+    count = np.zeros(3)
+    for _ in range(steps):
+        count += gate.open()
+        step(gate, **outcome)  # type: ignore[arg-type]
+    return [float(share) for share in count / steps]
+
+
+def test_lookups_are_open_at_first_and_models_are_none() -> None:
+    assert OfferGate(LOOKUPS).open().tolist() == [True, True, False]
+
+
+def test_a_lookup_that_pays_stays_open_and_an_idle_one_is_paused() -> None:
+    gate = OfferGate(LOOKUPS)
+    outcome = {"expected": [2.0, 0.0, 0.0], "accepted": [2], "cost": [0.1, 0.1, 0.0]}
+    paying, idle, model = open_share(gate, 4000, **outcome)
+    assert paying == 1.0
+    assert idle < 0.25
+    assert model == 0.0
+
+
+def test_free_lookups_are_never_paused() -> None:
+    gate = OfferGate(LOOKUPS)
+    outcome = {"expected": [0.0, 0.0, 0.0], "accepted": [0], "cost": [0.0, 0.0, 0.0]}
+    assert open_share(gate, 2000, proposer=-1, **outcome)[:2] == [1.0, 1.0]
+
+
+def test_promises_alone_do_not_keep_it_open() -> None:
+    gate = OfferGate(LOOKUPS)
+    outcome = {"expected": [2.0, 0.0, 0.0], "accepted": [0], "cost": [0.3, 0.0, 0.0]}
+    assert open_share(gate, 4000, **outcome)[0] < 0.25
+
+
+def test_of_two_that_draft_alike_one_stays() -> None:
+    gate = OfferGate(LOOKUPS)
+    both_paused = 0
+    for _ in range(3000):
+        is_open = gate.open()
+        both_paused += not is_open[:2].any()
+        chosen = int(np.argmax(is_open[:2]))
+        both = bool(is_open[:2].all())
+        expected = [0.0, 0.0, 0.0]
+        expected[chosen] = 0.0 if both else 2.0  # the other would draft the same
+        step(gate, expected, [2], [0.1, 0.1, 0.0], proposer=chosen, matched=[2, 2])
+    assert both_paused < 100
+    assert gate.open().any()
+
+
+def test_pauses_grow_and_end() -> None:
+    gate = OfferGate(LOOKUPS)
+    pauses, length = [], 0
+    for _ in range(4000):
+        if gate.open()[0]:
+            if length:
+                pauses.append(length)
+            length = 0
+        else:
+            length += 1
+        step(gate, [0.0, 5.0, 0.0], [0], [0.5, 0.0, 0.0], proposer=1)
+    assert pauses[0] < pauses[1] < pauses[2]
+    assert max(pauses) <= 520
+
+
+def test_a_lookup_that_pays_again_comes_back() -> None:
+    gate = OfferGate(LOOKUPS)
+    bad = {"expected": [0.0, 0.0, 0.0], "accepted": [0], "cost": [0.5, 0.0, 0.0]}
+    good = {"expected": [3.0, 0.0, 0.0], "accepted": [3], "cost": [0.5, 0.0, 0.0]}
+    assert open_share(gate, 1500, **bad)[0] < 0.4
+    open_share(gate, 700, **good)
+    assert open_share(gate, 1000, **good)[0] == 1.0
+
+
+def test_state_survives_json() -> None:
+    gate, again = OfferGate(LOOKUPS), OfferGate(LOOKUPS)
+    outcome = {"expected": [0.0, 0.0, 0.0], "accepted": [0], "cost": [0.5, 0.2, 0.0]}
+    open_share(gate, 300, **outcome)
+    again.restore(json.loads(json.dumps(gate.state())))
+    for _ in range(500):
+        assert gate.open().tolist() == again.open().tolist()
+        step(gate, [0.0, 0.0, 0.0], [0], [0.5, 0.2, 0.0])
+        step(again, [0.0, 0.0, 0.0], [0], [0.5, 0.2, 0.0])

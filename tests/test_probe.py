@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from autospec.probe import PLAIN, ProbeClocks
+
+MODEL, OTHER = 1, 2
+
+
+def run(clocks: ProbeClocks, steps: int, used: list[int], requests: int = 1) -> list[int]:
+    """Steps at which something was tried; otherwise ``used`` drafts."""
+    tried = []
+    for step in range(steps):
+        arm = clocks.due(requests, [MODEL])
+        if arm is None:
+            clocks.note(requests, used, False)
+        else:
+            tried.append(step)
+            clocks.note(requests, [PLAIN] if arm == PLAIN else [arm], True)
+    return tried
+
+
+def gaps(steps: list[int]) -> list[int]:
+    return [later - earlier for earlier, later in zip(steps[:-1], steps[1:], strict=True)]
+
+
+def test_an_idle_model_is_tried_ever_more_seldom() -> None:
+    tried = run(ProbeClocks([MODEL], 4, 2.0, 64), 600, [PLAIN])
+    assert tried[0] == 4
+    assert gaps(tried)[:5] == [9, 17, 33, 65, 65]
+
+
+def test_plain_is_tried_while_everybody_speculates() -> None:
+    clocks = ProbeClocks([MODEL], 4, 2.0, 64)
+    tried = run(clocks, 600, [MODEL])
+    assert tried[0] == 4
+    assert gaps(tried)[:4] == [9, 17, 33, 65]
+    assert max(gaps(tried)) == 65
+
+
+def test_a_lookup_in_use_does_not_count_as_the_model() -> None:
+    """Nobody of ``used`` is a model with a clock: the model and plain both come due."""
+    clocks = ProbeClocks([MODEL], 4, 2.0, 64)
+    arms = set()
+    for _ in range(20):
+        arm = clocks.due(1, [MODEL])
+        arms.add(arm)
+        used = [] if arm is None else [arm]
+        clocks.note(1, used, arm is not None)
+    assert arms == {None, PLAIN, MODEL}
+
+
+def test_using_a_model_starts_its_clock_again() -> None:
+    clocks = ProbeClocks([MODEL], 4, 2.0, 64)
+    run(clocks, 200, [PLAIN])
+    clocks.note(1, [MODEL], False)  # the policy took it by itself
+    assert run(clocks, 10, [PLAIN])[0] == 4
+
+
+def test_each_load_has_its_own_plain_clock() -> None:
+    clocks = ProbeClocks([MODEL], 4, 2.0, 64)
+    run(clocks, 200, [MODEL], requests=1)
+    assert run(clocks, 10, [MODEL], requests=16)[0] == 4
+    assert run(clocks, 10, [MODEL], requests=100_000_000)[0] == 4
+
+
+def test_a_model_that_cannot_draft_now_is_not_tried() -> None:
+    clocks = ProbeClocks([MODEL, OTHER], 4, 2.0, 64)
+    for _ in range(50):
+        assert clocks.due(1, []) is None
+        clocks.note(1, [PLAIN], False)
+    assert clocks.due(1, [OTHER]) == OTHER
+
+
+def test_restart_looks_again_soon() -> None:
+    clocks = ProbeClocks([MODEL], 4, 2.0, 64)
+    run(clocks, 500, [PLAIN])
+    clocks.note(1, [MODEL], True)
+    clocks.restart()
+    assert run(clocks, 10, [PLAIN])[0] == 4
