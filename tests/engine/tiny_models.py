@@ -90,9 +90,9 @@ def tiny(family: str, seed: int = 0) -> PreTrainedModel:
     model = FAMILIES[family]()
     cast(torch.nn.Module, model).to(torch.float64)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                parameter.normal_(0.0, 0.25)
+                parameter.normal_(0.0, 1.0 if "embed" in name or "lm_head" in name else 0.25)
     model.eval()
     return model
 
