@@ -69,10 +69,10 @@ def test_greedy_equals_plain_decoding(family: str) -> None:
             assert outputs[request_id].finish_reason == "length"
             assert tokens == reference
     assert not controller.running
-    steps = controller.results
+    reported = controller.results
     for is_lookup in (True, False):  # drafts were both right and wrong
-        rows = [(plan.proposer >= 0) & ((plan.proposer < 2) == is_lookup) for plan, _ in steps]
-        pairs = list(zip(rows, (result for _, result in steps), strict=True))
+        rows = [(plan.proposer >= 0) & ((plan.proposer < 2) == is_lookup) for plan, _ in reported]
+        pairs = list(zip(rows, (result for _, result in reported), strict=True))
         assert sum(int(result.accepted[row].sum()) for row, result in pairs) > 0
         assert sum(int((result.verified - result.accepted)[row].sum()) for row, result in pairs) > 0
 
