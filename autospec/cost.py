@@ -38,10 +38,12 @@ LEAST_SECONDS = 1e-7
 _NOISE = 0.05  # relative standard error of one step time, the unit of the priors below
 _MEMORY_STEPS = 512.0
 _OUTLIER = 4.0  # in units of the running relative error
-_SETTLED_STEPS = 8.0  # of a cell, before any of its times can be called an outlier
+_SETTLED_STEPS = 8.0  # before any time can be called an outlier
 _SURPRISE = 4.5  # the running sum of outliers' signs; 5 would be outliers for ever
 _LEAST_ERROR = 0.01
+_MOST_ERROR = 0.2
 _FORGET_KEEP = 0.002
+_REFERENCE_STEPS = 15
 _MIXED_STEPS = 32
 _SWEEPS = 8
 
@@ -78,20 +80,11 @@ def token_seconds(tokens: float, slopes: Float64Array, knots: Float64Array) -> f
 
 
 @compiled
-def slope_at(tokens: float, slopes: Float64Array, knots: Float64Array) -> float:
-    """Seconds for one more token after ``tokens``."""
-    s = 0
-    while s + 1 < slopes.shape[0] and tokens >= knots[s + 1]:
-        s += 1
-    return slopes[s]
-
-
-@compiled
 def round_up(tokens: int, captured: Int32Array) -> int:
     """The smallest captured size that holds ``tokens``; above the largest, the number itself."""
     for c in range(captured.shape[0]):
         if captured[c] >= tokens:
-            return captured[c]
+            return int(captured[c])
     return tokens
 
 
@@ -190,7 +183,6 @@ def _learn(
     most_surprise: float,
     health: Float64Array,
     doubt: Float64Array,
-    seen: Float64Array,
     cell_gram: Float64Array,
     cell_moment: Float64Array,
     gram: Float64Array,
@@ -204,10 +196,10 @@ def _learn(
 ) -> bool:
     """One equation ``x . beta = seconds``, its error relative to what was measured or expected.
 
-    ``health`` holds the running relative error and the surprise; ``doubt`` is the surprise of each
-    cell. An outlier's weight is clipped, unless outliers keep coming: then the old statistics are
-    what is wrong, those of the cell, or of all cells from ``first_cell`` to ``last_cell``; they
-    are dropped, and True is returned in the latter case.
+    ``health`` holds the running relative error, the surprise and the steps since; ``doubt`` is the
+    surprise of each cell. An outlier's weight is clipped, unless outliers keep coming: then the old
+    statistics are what is wrong, those of the cell, or of all cells from ``first_cell`` to
+    ``last_cell``; they are dropped, and True is returned in the latter case.
     """
     predicted = 0.0
     for i in range(x.shape[0]):
@@ -222,7 +214,7 @@ def _learn(
         sign = 1.0 if error > 0.0 else -1.0
         health[1] += sign
         doubt[cell] += sign
-        if seen[cell] >= _SETTLED_STEPS:
+        if health[2] >= _SETTLED_STEPS:
             trust = limit / abs(error)
         surprised = abs(health[1]) > most_surprise
         if surprised or abs(doubt[cell]) > most_surprise:
@@ -235,20 +227,22 @@ def _learn(
                 moment -= (1.0 - kept) * cell_moment[c]
                 cell_gram[c] *= kept
                 cell_moment[c] *= kept
-                seen[c] = 0.0
                 doubt[c] = 0.0
             health[0] = _NOISE
             health[1] = 0.0
+            if surprised:
+                health[2] = 0.0
             trust = 1.0
-    if seen[cell] >= _SETTLED_STEPS:
+    if health[2] >= _SETTLED_STEPS:
         clipped = min(abs(error), limit)
-        health[0] = max(_LEAST_ERROR, health[0] + 0.02 * (1.25 * clipped - health[0]))
+        error_now = health[0] + 0.02 * (1.25 * clipped - health[0])
+        health[0] = min(max(error_now, _LEAST_ERROR), _MOST_ERROR)
     _absorb(
         x, seconds, trust / max(seconds, predicted) ** 2, 1.0 - 1.0 / _MEMORY_STEPS,
         cell_gram[cell], cell_moment[cell], gram, moment, fresh_gram[cell], fresh_moment[cell],
     )  # fmt: skip
     fresh_weight[cell] += 1.0
-    seen[cell] += 1.0
+    health[2] += 1.0
     _solve(gram, moment, precision, target, beta, _SWEEPS)
     return surprised
 
@@ -269,7 +263,7 @@ def _verify_seconds(
         + beta[1 + segments] * context
         + beta[2 + segments] * requests
     )
-    return seconds + beta[3 + segments] if speculating else seconds
+    return float(seconds + beta[3 + segments] if speculating else seconds)
 
 
 class StepCost:
@@ -309,13 +303,14 @@ class StepCost:
         self._fresh_moment = np.zeros((self._num_cells, size))
         self._fresh_weight = np.zeros(self._num_cells)
         self._reference = np.zeros(4)
+        self._first_steps: list[tuple[float, float, float]] = []
+        self._is_loaded = False
         self._precision = np.zeros((size, size))
         self._target = np.zeros(size)
         self._x = np.zeros(size)
-        self._health = np.zeros((1 + len(self.models), 2))  # running relative error, surprise
+        self._health = np.zeros((1 + len(self.models), 3))  # relative error, surprise, steps
         self._health[:, 0] = _NOISE
         self._doubt = np.zeros(self._num_cells)
-        self._seen = np.zeros(self._num_cells)  # steps by cell since the last surprise
 
     def observe(
         self,
@@ -330,9 +325,9 @@ class StepCost:
         if prefill_tokens > 0:
             self._observe_prefill(load, step_seconds, prefill_tokens)
             return
-        if not self.is_known:
-            self._reference += (step_seconds, load.tokens, load.context_tokens, 1.0)
-            self._set_prior(step_seconds, load.tokens, load.context_tokens)
+        is_early = len(self._first_steps) < _REFERENCE_STEPS and not self._is_loaded
+        if is_early and self._set_scale(load, step_seconds):
+            return
         cell = int(load.speculating) * NUM_OCTAVES + min(
             NUM_OCTAVES - 1, max(0, load.requests - 1).bit_length()
         )
@@ -419,6 +414,7 @@ class StepCost:
         self._moment = self._cell_moment.sum(axis=0)
         seconds, tokens, context, count = statistics["reference"]
         if count > 0:
+            self._is_loaded = True
             self._set_prior(seconds / count, tokens / count, context / count)
             _solve(self._gram, self._moment, self._precision, self._target, self.beta, 500)
 
@@ -450,9 +446,22 @@ class StepCost:
         first, last = (0, 2 * NUM_OCTAVES) if part == 0 else (cell, cell + 1)
         return _learn(
             self._x, seconds, cell, first, last, self._most_surprise, self._health[part],
-            self._doubt, self._seen, self._cell_gram, self._cell_moment, self._gram, self._moment, self._fresh_gram,
-            self._fresh_moment, self._fresh_weight, self._precision, self._target, self.beta,
+            self._doubt, self._cell_gram, self._cell_moment, self._gram, self._moment,
+            self._fresh_gram, self._fresh_moment, self._fresh_weight, self._precision,
+            self._target, self.beta,
         )  # fmt: skip
+
+    def _set_scale(self, load: StepLoad, step_seconds: float) -> bool:
+        """Scale the priors to the median of the first steps; the very first does nothing else.
+
+        (An absurd first time would otherwise outweigh whatever follows.) True for the first.
+        """
+        steps = self._first_steps
+        steps.append((step_seconds, float(load.tokens), float(load.context_tokens)))
+        median = sorted(steps)[len(steps) // 2]
+        self._reference[:] = (*median, 1.0)
+        self._set_prior(*median)
+        return len(steps) == 1
 
     def _observe_prefill(self, load: StepLoad, step_seconds: float, prefill_tokens: int) -> None:
         if not self.is_known:

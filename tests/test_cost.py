@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autospec.cost import KNOTS, StepCost, StepLoad, paid_tokens, round_up, slope_at, token_seconds
+from autospec.cost import KNOTS, StepCost, StepLoad, paid_tokens, round_up, token_seconds
 from autospec.records import EngineInfo, Float64Array, ProposerInfo, Shape
 
 LOOKUP = ProposerInfo("ngram", "lookup", 8)
@@ -314,7 +314,8 @@ def test_what_each_engine_pays_for() -> None:
 def test_plain_steps_of_a_captured_engine_pay_for_the_captured_size() -> None:
     cost = make_cost(shape="stepped", captured=(8, 16))
     serve(cost, linear, 100)
-    assert cost.plain_seconds(3, 0) == cost.plain_seconds(8, 0) - 5 * cost.beta[12]
+    expected = cost.plain_seconds(8, 0) - 5 * cost.beta[12]
+    assert cost.plain_seconds(3, 0) == pytest.approx(expected)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -327,7 +328,3 @@ def test_token_seconds_is_the_area_under_the_slopes(tokens: float, more: float, 
     area = float(at.sum() * tokens / 20000)
     assert token_seconds(tokens, slopes, KNOTS) == pytest.approx(area, rel=1e-3, abs=1e-6)
     assert token_seconds(tokens + more, slopes, KNOTS) >= token_seconds(tokens, slopes, KNOTS)
-    step = token_seconds(np.floor(tokens) + 1, slopes, KNOTS) - token_seconds(
-        np.floor(tokens), slopes, KNOTS
-    )
-    assert slope_at(np.floor(tokens), slopes, KNOTS) == pytest.approx(step)
