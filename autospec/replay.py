@@ -1,27 +1,34 @@
 """Recorded traces and a cost model -> exact counterfactual runs of the real controller.
 
-The controller, its policies and the lookup proposers are those of serving. Recorded proposers answer
-from the trace, and time is the cost file's. Closed loop: a fixed number of requests runs; the run
-ends when nothing waits and fewer than half of them are left. Requests begin after their prefill,
-which every policy would pay alike.
+The controller, its policies and the lookup proposers are those of serving. Recorded proposers
+answer from the trace, and time is the cost file's.
+
+Closed loop: a fixed number of requests runs, and each that ends is replaced at once. They begin
+after their prefill, which every policy would pay alike. The run ends when nothing waits and fewer
+than half of that number are left, so that every policy is measured on the same requests and none
+on the tail.
+
+Open loop: requests arrive at given times, wait for one of ``max_running`` slots, and are prefilled
+in chunks beside the decoding of the others; a prompt's last chunk brings the first output token.
+The run ends with the last request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Protocol
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autospec.compiled import compiled
 from autospec.config import Settings
 from autospec.controller import Controller
 from autospec.cost import round_up
+from autospec.cost_file import CostFile, LookupSeconds
 from autospec.errors import InputError
 from autospec.profile import Profile
 from autospec.proposers.base import Drafts, History, LookupProposer
@@ -30,196 +37,236 @@ from autospec.proposers.suffix import SuffixProposer
 from autospec.records import (
     BatchState,
     EngineInfo,
+    Float64Array,
     Int16Array,
     Int32Array,
+    Plan,
     ProposerInfo,
     Request,
-    Shape,
     StepResult,
 )
 from autospec.trace import TraceRequest
 
+CACHE_TOKENS = 1 << 16
+"""Tokens of ended requests in which the suffix lookup also looks."""
 
-class _Form(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+MAX_RUNNING = 256
+PREFILL_TOKENS = 512
+"""Most prompt tokens in one step of the open loop."""
 
-
-_CACHE_TOKENS = 1 << 16
-
-Seconds = Annotated[float, Field(ge=0)]
-
-
-class StepSeconds(_Form):
-    """A target forward: what every step, every paid token and every context token takes."""
-
-    fixed_seconds: Seconds
-    overhead_seconds: Seconds = 0.0
-    per_token_seconds: Seconds
-    per_context_token_seconds: Seconds = 0.0
+_CLOCK_SAMPLES = 100_000
+_PROGRESS_STEPS = 256
 
 
-class SequentialSeconds(_Form):
-    """A model that drafts one token per forward."""
+class Decider(Protocol):
+    """The part of ``Controller`` that an engine drives in a step."""
 
-    kind: Literal["sequential", "parallel"]
-    per_depth_seconds: Seconds
-    per_context_token_seconds: Seconds = 0.0
-    max_k: Annotated[int, Field(ge=1, le=64)] = 16
-
-
-class LookupSeconds(_Form):
-    """A lookup, as a share of the target forward of every step in which it runs."""
-
-    kind: Literal["lookup"]
-    step_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    max_k: Annotated[int, Field(ge=1, le=64)] = 20
+    def start(self, request: Request) -> int: ...
+    def finish(self, handle: int) -> None: ...
+    def wants_offers(self) -> NDArray[np.bool_]: ...
+    def plan(self, batch: BatchState) -> Plan: ...
+    def observe(self, plan: Plan, result: StepResult) -> None: ...
 
 
-class CostFile(_Form):
-    """The step time of one engine on one device."""
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One request's times in simulated seconds since the run began."""
 
-    shape: Shape
-    captured_sizes: tuple[int, ...] = ()
-    step: StepSeconds
-    proposers: dict[str, Annotated[SequentialSeconds | LookupSeconds, Field(discriminator="kind")]]
+    id: str
+    tokens: int
+    arrival: float
+    first_token: float
+    end: float
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per output token after the first; None for a single token."""
+        return (self.end - self.first_token) / (self.tokens - 1) if self.tokens > 1 else None
 
 
-def read_cost_file(path: Path) -> CostFile:
-    """A cost file in YAML. Raises InputError with the key that is wrong."""
-    try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return CostFile.model_validate(value)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: is not YAML: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "the file"
-        raise InputError(f"{path}: {key}: {first['msg']}, found {first['input']!r}") from None
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of seconds, over requests."""
+
+    p50: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Percentiles:
+        """With linear interpolation; zeros without any."""
+        if not seconds:
+            return cls(0.0, 0.0, 0.0)
+        return cls(*(float(value) for value in np.percentile(seconds, (50, 95, 99))))
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySummary:
+    """Time to first token, time per output token, and from arrival to end, over requests.
+
+    ``target_share`` is the share of requests within the target for time per output token, None
+    without a target.
+    """
+
+    ttft: Percentiles
+    tpot: Percentiles
+    end_to_end: Percentiles
+    target_share: float | None = None
+
+
+def summarize_latency(
+    finished: Iterable[Finished], tpot_target_seconds: float | None = None
+) -> LatencySummary:
+    """Percentiles over requests. Those of a single token have no TPOT and meet any target."""
+    requests = list(finished)
+    tpot = [request.tpot for request in requests]
+    share = None
+    if tpot_target_seconds is not None and requests:
+        met = sum(each is None or each <= tpot_target_seconds for each in tpot)
+        share = met / len(requests)
+    return LatencySummary(
+        Percentiles.of([request.first_token - request.arrival for request in requests]),
+        Percentiles.of([each for each in tpot if each is not None]),
+        Percentiles.of([request.end - request.arrival for request in requests]),
+        share,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """One policy at one concurrency."""
+    """One policy at one concurrency (closed loop) or arrival rate (open loop, in requests/s).
+
+    ``concurrency`` is the most requests that run at once. Decision seconds are real ones, zero
+    where no controller decided.
+    """
 
     policy: str
     concurrency: int
     requests: int
     tokens: int
     seconds: float
-    decision_seconds_mean: float
-    decision_seconds_p99: float
     steps: int
+    decision_seconds_mean: float = 0.0
+    decision_seconds_p99: float = 0.0
+    rate: float | None = None
+    latency: LatencySummary | None = None
 
     @property
     def tokens_per_second(self) -> float:
         """Committed tokens over simulated seconds."""
-        return self.tokens / self.seconds
+        return self.tokens / self.seconds if self.seconds > 0.0 else 0.0
 
 
 @compiled
-def _outcomes(
+def _matches(
     slots: Int32Array,
     tokens: Int32Array,
     lengths: Int32Array,
     ends: Int32Array,
     recorded: Int16Array,
     draft_tokens: Int32Array,
-    offer_lengths: Int16Array,
+    limits: Int16Array,
     lookup: NDArray[np.bool_],
-    proposer: Int16Array,
-    verify: Int16Array,
-    accepted: Int16Array,
-    committed: Int16Array,
-    matched: Int16Array,
+    correct: Int16Array,
 ) -> None:
-    """What the target would have said: compare drafts [p, n, k] with the tokens that followed."""
+    """How many tokens [p, n] of each proposer's draft are what the target says.
+
+    ``limits`` [p, n] are the drafts' lengths. The last token of a request may be among them: an
+    engine that has no room for a draft may still see that it was right.
+    """
     for i in range(slots.shape[0]):
         s = slots[i]
         at = lengths[s]
-        left = ends[s] - at
-        p = proposer[i]
-        kept = 0
-        if p >= 0:
-            if lookup[p]:
-                while (
-                    kept < verify[i]
-                    and kept < left
-                    and draft_tokens[p, i, kept] == tokens[s, at + kept]
-                ):
-                    kept += 1
-            else:
-                kept = min(verify[i], recorded[p, s, at])
-        committed[i] = min(kept + 1, left)
-        accepted[i] = min(kept, left)
-        for q in range(lookup.shape[0]):
-            if not lookup[q]:
-                continue
-            limit = min(offer_lengths[q, i], committed[i])
+        for p in range(lookup.shape[0]):
+            limit = min(limits[p, i], ends[s] - at)
             same = 0
-            while same < limit and draft_tokens[q, i, same] == tokens[s, at + same]:
-                same += 1
-            matched[q, i] = same
+            if lookup[p]:
+                while same < limit and draft_tokens[p, i, same] == tokens[s, at + same]:
+                    same += 1
+            else:
+                same = min(limit, recorded[p, s, at])
+            correct[p, i] = same
 
 
 class ReplayEngine:
-    """A simulated engine: slots, the lookups that really draft, and the clock of a cost file."""
+    """A simulated engine: slots, the lookups that really draft, and the clock of a cost file.
+
+    ``proposers`` are those of the cost file that can be replayed: its lookups, and the models that
+    every request has a record of. ``cost`` may be exchanged between steps. ``correct`` [p, n] is
+    how many leading tokens of each proposer's draft in the current step the target agrees with.
+    """
 
     def __init__(
         self,
         requests: Sequence[TraceRequest],
         cost: CostFile,
         slots: int,
-        lookups: Sequence[LookupProposer],
+        *,
+        prefill_tokens: int = PREFILL_TOKENS,
     ) -> None:
         self.cost = cost
-        by_name = {lookup.info.name: lookup for lookup in lookups}
+        capacity = max(
+            len(request.prompt_token_ids) + len(request.output_token_ids) for request in requests
+        )
+        self.lookups: list[LookupProposer | None] = []
         self.proposers: list[ProposerInfo] = []
         for name, part in cost.proposers.items():
             if isinstance(part, LookupSeconds):
-                if name in by_name:
-                    self.proposers.append(by_name[name].info)
+                lookup = _lookup(name, slots, capacity, part.max_k)
+                self.lookups.append(lookup)
+                self.proposers.append(lookup.info)
             elif all(name in request.accepted for request in requests):
+                self.lookups.append(None)
                 self.proposers.append(ProposerInfo(name, part.kind, part.max_k))
-        self.lookups = [by_name.get(info.name) for info in self.proposers]
         self.info = EngineInfo(
             "trace", "replay", "1", "simulated", "none", cost.shape, cost.captured_sizes
         )
         self.lookup = np.array([lookup is not None for lookup in self.lookups], dtype=np.bool_)
-        self.k_max = max((info.max_k for info in self.proposers), default=0)
+        self.max_k = np.array([info.max_k for info in self.proposers], dtype=np.int16)
         self.seconds = 0.0
         self.tokens = 0
         self.steps = 0
-        self._captured = np.array(cost.captured_sizes, dtype=np.int32)
-        capacity = max(
-            len(request.prompt_token_ids) + len(request.output_token_ids) for request in requests
-        )
+        self.finished: list[Finished] = []
+        k_max = int(self.max_k.max(initial=0))
         p = len(self.proposers)
+        self._prefill_tokens = prefill_tokens
         self._history = History(
             np.zeros((slots, capacity), dtype=np.int32), np.zeros(slots, dtype=np.int32)
         )
         self._ends = np.zeros(slots, dtype=np.int32)
+        self._prefilled = np.zeros(slots, dtype=np.int32)
         self._recorded = np.zeros((p, slots, capacity), dtype=np.int16)
         self._handles = np.zeros(slots, dtype=np.int64)
-        self._draft_tokens = np.zeros((p, slots, self.k_max), dtype=np.int32)
+        self._arrival, self._first_token = np.zeros((2, slots))
+        self._requests: list[TraceRequest | None] = [None] * slots
+        self._draft_tokens = np.zeros((p, slots, k_max), dtype=np.int32)
         self._offer_lengths = np.zeros((p, slots), dtype=np.int16)
-        self._confidence = np.zeros((p, slots, self.k_max), dtype=np.float32)
-        self._running: list[int] = []
+        self._confidence = np.zeros((p, slots, k_max), dtype=np.float32)
+        self.correct = np.zeros((p, 0), dtype=np.int16)
+        self._captured = np.array(cost.captured_sizes, dtype=np.int32)
+        self._decoding: list[int] = []
+        self._prefilling: deque[int] = deque()
         self._free = list(range(slots - 1, -1, -1))
 
     @property
     def running(self) -> int:
         """Requests in a slot."""
-        return len(self._running)
+        return len(self._decoding) + len(self._prefilling)
 
     @property
     def has_room(self) -> bool:
         """Whether one more can start."""
         return bool(self._free)
 
-    def start(self, request: TraceRequest, controller: Controller) -> int:
-        """Put a request into a slot, its prompt read; returns the slot."""
+    def start(
+        self,
+        request: TraceRequest,
+        decider: Decider,
+        *,
+        arrival: float | None = None,
+        tpot_target_seconds: float | None = None,
+    ) -> None:
+        """Put a request into a slot. With an ``arrival`` its prompt is still to be read."""
         slot = self._free.pop()
         prompt, output = request.prompt_token_ids, request.output_token_ids
         self._history.tokens[slot, : len(prompt)] = prompt
@@ -233,105 +280,320 @@ class ReplayEngine:
             else:
                 at = slice(len(prompt), len(prompt) + len(output))
                 self._recorded[p, slot, at] = request.accepted[info.name]
-        self._handles[slot] = controller.start(
-            Request(request.id, prompt, workload=request.workload, temperature=request.temperature)
+        self._handles[slot] = decider.start(
+            Request(
+                request.id,
+                prompt,
+                workload=request.workload,
+                temperature=request.temperature,
+                tpot_target_seconds=tpot_target_seconds,
+            )
         )
-        self._running.append(slot)
-        return slot
+        self._requests[slot] = request
+        self._arrival[slot] = self.seconds if arrival is None else arrival
+        self._first_token[slot] = -1.0
+        if arrival is None:
+            self._decoding.append(slot)
+        else:
+            self._prefilled[slot] = 0
+            self._prefilling.append(slot)
 
-    def step(
-        self, controller: Controller, waiting: int, prefill_tokens: int = 0
-    ) -> tuple[list[int], float]:
-        """One step of everything that runs; returns the slots that ended and its seconds."""
-        slots = np.array(self._running, dtype=np.int32)
+    def step(self, decider: Decider, waiting: int = 0, limit: int | None = None) -> None:
+        """One step of all that run, or of the ``limit`` decoding requests that came first."""
+        slots = np.array(self._decoding[:limit], dtype=np.int32)
+        chunks = self._take_chunks()
+        prefill = sum(chunks.values())
+        cached = int(sum(self._prefilled[slot] for slot in chunks))
+        ended: list[int] = []
+        if len(slots) == 0:
+            self.seconds += self._verify_seconds(np.zeros(0, dtype=np.int16), cached, prefill)
+        else:
+            ended = self._decode(slots, decider, waiting, prefill, cached)
+        self.steps += 1
+        for slot, count in chunks.items():
+            self._prefilled[slot] += count
+            if self._prefilled[slot] == self._history.lengths[slot]:
+                self._history.lengths[slot] += 1
+                self.tokens += 1
+                self._first_token[slot] = self.seconds
+                self._prefilling.remove(slot)
+                self._decoding.append(slot)
+                if self._history.lengths[slot] >= self._ends[slot]:
+                    ended.append(slot)
+        for slot in ended:
+            self._end(slot, decider)
+
+    def _decode(
+        self, slots: Int32Array, decider: Decider, waiting: int, prefill: int, cached: int
+    ) -> list[int]:
+        """Offer, plan, compare with the record, charge and report; returns the slots that ended."""
         n = len(slots)
         offers = self._offer_lengths[:, :n]
-        drafts = self._draft_tokens[:, :n]
         confidence = self._confidence[:, :n]
         offers[:] = 0
-        wanted = controller.wants_offers()
+        wanted = decider.wants_offers()
         for p, lookup in enumerate(self.lookups):
             if lookup is not None and wanted[p]:
-                lookup.propose(self._history, slots, Drafts(drafts[p], offers[p], confidence[p]))
+                drafts = Drafts(self._draft_tokens[p, :n], offers[p], confidence[p])
+                lookup.propose(self._history, slots, drafts)
         context = self._history.lengths[slots]
-        room = (self._ends[slots] - context - 1).astype(np.int16)
-        plan = controller.plan(
+        left = self._ends[slots] - context
+        correct = self._compare(slots)
+        plan = decider.plan(
             BatchState(
                 self._handles[slots],
                 context,
                 offers,
                 confidence,
                 last_tokens=self._history.tokens[slots, context - 1],
-                room=room,
+                room=(left - 1).astype(np.int16),
                 waiting_requests=waiting,
-                prefill_tokens=prefill_tokens,
+                prefill_tokens=prefill,
             )
         )
-        accepted, committed = np.zeros((2, n), dtype=np.int16)
-        matched = np.full((len(self.proposers), n), -1, dtype=np.int16)
-        _outcomes(
-            slots, self._history.tokens, self._history.lengths, self._ends, self._recorded,
-            drafts, offers, self.lookup, plan.proposer, plan.verify,
-            accepted, committed, matched,
-        )  # fmt: skip
-        matched[~(wanted & self.lookup)] = -1
-        draft_seconds = np.zeros(len(self.proposers))
-        verify_seconds = self._verify_seconds(plan.verify, int(context.sum()), prefill_tokens)
-        for p, info in enumerate(self.proposers):
-            part = self.cost.proposers[info.name]
-            if isinstance(part, LookupSeconds):
-                draft_seconds[p] = part.step_fraction * verify_seconds if wanted[p] else 0.0
-            else:
-                rows = plan.proposer == p
-                if rows.any():
-                    depth = int(plan.k[rows].max()) if part.kind == "sequential" else 1
-                    draft_seconds[p] = depth * (
-                        part.per_depth_seconds
-                        + part.per_context_token_seconds * float(context[rows].sum())
-                    )
+        right = correct[plan.proposer, np.arange(n)] if len(correct) else plan.verify
+        accepted = np.where(plan.proposer >= 0, np.minimum(plan.verify, right), 0)
+        committed = np.minimum(accepted + 1, left)
+        verify_seconds = self._verify_seconds(plan.verify, int(context.sum()) + cached, prefill)
+        charged = self._charged_lookups(wanted, plan)
+        draft_seconds = self._draft_seconds(plan, context, charged, verify_seconds)
         seconds = verify_seconds + float(draft_seconds.sum())
-        controller.observe(
+        matched = np.minimum(correct, committed)
+        matched[~(wanted & self.lookup)] = -1
+        decider.observe(
             plan,
             StepResult(
-                plan.verify, accepted, committed, seconds, draft_seconds, matched, prefill_tokens
+                plan.verify,
+                accepted.astype(np.int16),
+                committed.astype(np.int16),
+                seconds,
+                draft_seconds,
+                matched.astype(np.int16),
+                prefill,
             ),
         )
         self._history.lengths[slots] += committed
         self.seconds += seconds
         self.tokens += int(committed.sum())
-        self.steps += 1
-        ended = [int(s) for s in slots[self._history.lengths[slots] >= self._ends[slots]]]
-        for slot in ended:
-            controller.finish(int(self._handles[slot]))
-            for lookup in self.lookups:
-                if lookup is not None:
-                    lookup.retire(self._history, slot)
-            self._running.remove(slot)
-            self._free.append(slot)
-        return ended, seconds
+        first = slots[self._first_token[slots] < 0.0]
+        self._first_token[first] = self.seconds
+        return [int(s) for s in slots[self._history.lengths[slots] >= self._ends[slots]]]
 
-    def _verify_seconds(self, verify: Int16Array, context: int, prefill_tokens: int) -> float:
+    def _compare(self, slots: Int32Array) -> Int16Array:
+        n = len(slots)
+        limits = np.where(self.lookup[:, None], self._offer_lengths[:, :n], self.max_k[:, None])
+        self.correct = np.zeros((len(self.proposers), n), dtype=np.int16)
+        _matches(
+            slots, self._history.tokens, self._history.lengths, self._ends, self._recorded,
+            self._draft_tokens[:, :n], limits, self.lookup, self.correct,
+        )  # fmt: skip
+        return self.correct
+
+    def _charged_lookups(self, wanted: NDArray[np.bool_], plan: Plan) -> NDArray[np.bool_]:
+        """Lookups whose time this step pays for: all that drafted, used or not."""
+        return wanted
+
+    def _take_chunks(self) -> dict[int, int]:
+        """Prompt tokens to read in this step, by slot, first come first served."""
+        chunks: dict[int, int] = {}
+        budget = self._prefill_tokens
+        for slot in self._prefilling:
+            if budget == 0:
+                break
+            chunks[slot] = min(budget, int(self._history.lengths[slot] - self._prefilled[slot]))
+            budget -= chunks[slot]
+        return chunks
+
+    def _verify_seconds(self, verify: Int16Array, cached: int, prefill: int) -> float:
         step = self.cost.step
         tokens = len(verify) + int(verify.sum())
         if self.cost.shape == "padded":
             tokens = len(verify) * (1 + int(verify.max(initial=0)))
-        tokens += prefill_tokens
+        tokens += prefill
         if self.cost.shape == "stepped":
             tokens = int(round_up(tokens, self._captured))
         return (
             step.fixed_seconds
             + step.overhead_seconds
             + step.per_token_seconds * tokens
-            + step.per_context_token_seconds * context
+            + step.per_context_token_seconds * cached
         )
+
+    def _draft_seconds(
+        self, plan: Plan, context: Int32Array, charged: NDArray[np.bool_], verify_seconds: float
+    ) -> Float64Array:
+        seconds = np.zeros(len(self.proposers))
+        for p, info in enumerate(self.proposers):
+            part = self.cost.proposers[info.name]
+            if isinstance(part, LookupSeconds):
+                seconds[p] = part.step_fraction * verify_seconds if charged[p] else 0.0
+                continue
+            rows = plan.proposer == p
+            if rows.any():
+                depth = int(plan.k[rows].max()) if part.kind == "sequential" else 1
+                seconds[p] = depth * (
+                    part.per_depth_seconds
+                    + part.per_context_token_seconds * float(context[rows].sum())
+                )
+        return seconds
+
+    def _end(self, slot: int, decider: Decider) -> None:
+        request = self._requests[slot]
+        assert request is not None
+        decider.finish(int(self._handles[slot]))
+        for lookup in self.lookups:
+            if lookup is not None:
+                lookup.retire(self._history, slot)
+        self._decoding.remove(slot)
+        self._free.append(slot)
+        self._requests[slot] = None
+        self.finished.append(
+            Finished(
+                request.id,
+                len(request.output_token_ids),
+                float(self._arrival[slot]),
+                float(self._first_token[slot]),
+                self.seconds,
+            )
+        )
+
+
+def _lookup(name: str, slots: int, capacity: int, max_k: int) -> LookupProposer:
+    if name == "ngram":
+        return NgramProposer(slots, capacity, max_k=max_k)
+    return SuffixProposer(slots, capacity, max_k=max_k, cache_tokens=CACHE_TOKENS)
 
 
 def shuffled(
     requests: Sequence[TraceRequest], limit: int | None, seed: int
 ) -> tuple[TraceRequest, ...]:
     """The first ``limit`` of the requests in an order that depends on the seed alone."""
-    order = np.random.default_rng(seed).permutation(len(requests))
-    return tuple(requests[i] for i in order[:limit])
+    order = list(requests)
+    random.Random(seed).shuffle(order)
+    return tuple(order[:limit])
+
+
+class ClosedLoop:
+    """Keeps ``concurrency`` requests running while some wait; one ``step`` at a time.
+
+    ``concurrency`` may be lowered and raised between steps: requests above it keep their slots and
+    wait, the oldest run.
+    """
+
+    def __init__(
+        self,
+        engine: ReplayEngine,
+        decider: Decider,
+        requests: Sequence[TraceRequest],
+        concurrency: int,
+    ) -> None:
+        self.engine = engine
+        self.decider = decider
+        self.concurrency = concurrency
+        self._waiting = deque(requests)
+        self._least = max(1.0, concurrency / 2)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that did not run yet."""
+        return len(self._waiting)
+
+    def step(self) -> bool:
+        """Run a step; False, and no step, when the run is over."""
+        engine = self.engine
+        while self._waiting and engine.has_room and engine.running < self.concurrency:
+            engine.start(self._waiting.popleft(), self.decider)
+        if not self._waiting and engine.running < self._least:
+            return False
+        engine.step(self.decider, len(self._waiting), self.concurrency)
+        return True
+
+
+Progress = Callable[[int, int], None]
+"""Called now and then with the number of requests that have ended, and of all."""
+
+
+def run_closed(
+    engine: ReplayEngine,
+    decider: Decider,
+    requests: Sequence[TraceRequest],
+    concurrency: int,
+    *,
+    policy: str = "",
+    progress: Progress | None = None,
+) -> ReplayResult:
+    """Serve the requests in order, ``concurrency`` at a time, whoever decides."""
+    loop = ClosedLoop(engine, decider, requests, concurrency)
+    clock = _DecisionClock(decider)
+    while loop.step():
+        clock.note()
+        if progress is not None and engine.steps % _PROGRESS_STEPS == 0:
+            progress(len(engine.finished), len(requests))
+    mean, p99 = clock.summary()
+    return ReplayResult(
+        policy, concurrency, len(requests), engine.tokens, engine.seconds, engine.steps, mean, p99
+    )
+
+
+def run_open(
+    engine: ReplayEngine,
+    decider: Decider,
+    requests: Sequence[TraceRequest],
+    arrivals: Sequence[float],
+    max_running: int,
+    *,
+    rate: float,
+    policy: str = "",
+    tpot_target_seconds: float | None = None,
+    progress: Progress | None = None,
+) -> ReplayResult:
+    """Serve each request from its arrival on (seconds, rising), whoever decides."""
+    clock = _DecisionClock(decider)
+    coming = deque(zip(arrivals, requests, strict=True))
+    queue: deque[tuple[float, TraceRequest]] = deque()
+    while coming or queue or engine.running:
+        if not queue and not engine.running:
+            engine.seconds = max(engine.seconds, coming[0][0])
+        while coming and coming[0][0] <= engine.seconds:
+            queue.append(coming.popleft())
+        while queue and engine.has_room:
+            arrival, request = queue.popleft()
+            engine.start(request, decider, arrival=arrival, tpot_target_seconds=tpot_target_seconds)
+        engine.step(decider, len(queue))
+        clock.note()
+        if progress is not None and engine.steps % _PROGRESS_STEPS == 0:
+            progress(len(engine.finished), len(requests))
+    mean, p99 = clock.summary()
+    return ReplayResult(
+        policy,
+        max_running,
+        len(requests),
+        engine.tokens,
+        engine.seconds,
+        engine.steps,
+        mean,
+        p99,
+        rate,
+        summarize_latency(engine.finished, tpot_target_seconds),
+    )
+
+
+def make_engine(
+    requests: Sequence[TraceRequest],
+    cost: CostFile,
+    slots: int,
+    *,
+    prefill_tokens: int = PREFILL_TOKENS,
+) -> ReplayEngine:
+    """An engine for these requests. Raises InputError if there are none, or no slots."""
+    if not requests:
+        raise InputError("there are no requests to replay")
+    if slots < 1 or prefill_tokens < 1:
+        raise InputError(
+            f"running requests and prefill tokens must be at least 1, found {slots} and "
+            f"{prefill_tokens}"
+        )
+    return ReplayEngine(requests, cost, slots, prefill_tokens=prefill_tokens)
 
 
 def replay_closed(
@@ -343,83 +605,78 @@ def replay_closed(
     policy: str = "",
     profile: Profile | None = None,
     seed: int = 0,
-    lookups: Callable[[int, int], Sequence[LookupProposer]] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[ReplayResult, Controller]:
-    """Serve the requests in order, ``concurrency`` at a time."""
-    engine, controller = _begin(requests, cost, settings, concurrency, profile, seed, lookups)
-    clock = DecisionClock(controller)
-    waiting = list(reversed(requests))
-    while True:
-        while waiting and engine.has_room:
-            engine.start(waiting.pop(), controller)
-        if not waiting and engine.running < max(1, concurrency / 2):
-            break
-        engine.step(controller, len(waiting))
-        clock.note()
-        if progress is not None and engine.steps % 256 == 0:
-            progress(len(requests) - len(waiting), len(requests))
-    mean, p99 = clock.summary()
-    return ReplayResult(
-        policy, concurrency, len(requests), engine.tokens, engine.seconds, mean, p99, engine.steps
-    ), controller
+    """Serve the requests in order, ``concurrency`` at a time, under a controller of its own."""
+    engine = make_engine(requests, cost, concurrency)
+    controller = make_controller(engine, settings, profile, seed)
+    result = run_closed(engine, controller, requests, concurrency, policy=policy, progress=progress)
+    return result, controller
 
 
-def _begin(
+def replay_open(
     requests: Sequence[TraceRequest],
+    arrivals: Sequence[float],
+    rate: float,
     cost: CostFile,
     settings: Settings,
-    slots: int,
-    profile: Profile | None,
-    seed: int,
-    lookups: Callable[[int, int], Sequence[LookupProposer]] | None,
-) -> tuple[ReplayEngine, Controller]:
-    capacity = max(len(r.prompt_token_ids) + len(r.output_token_ids) for r in requests)
-    made = (lookups or default_lookups(cost))(slots, capacity)
-    engine = ReplayEngine(requests, cost, slots, made)
-    controller = Controller(settings, engine.proposers, engine.info, profile=profile, seed=seed)
-    return engine, controller
+    *,
+    max_running: int = MAX_RUNNING,
+    prefill_tokens: int = PREFILL_TOKENS,
+    tpot_target_seconds: float | None = None,
+    policy: str = "",
+    profile: Profile | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[ReplayResult, Controller]:
+    """Serve each request from its arrival on, under a controller of its own."""
+    engine = make_engine(requests, cost, max_running, prefill_tokens=prefill_tokens)
+    controller = make_controller(engine, settings, profile, seed)
+    result = run_open(
+        engine,
+        controller,
+        requests,
+        arrivals,
+        max_running,
+        rate=rate,
+        policy=policy,
+        tpot_target_seconds=tpot_target_seconds,
+        progress=progress,
+    )
+    return result, controller
 
 
-def default_lookups(cost: CostFile) -> Callable[[int, int], Sequence[LookupProposer]]:
-    """The lookups that a cost file names, for any number of slots and capacity."""
-
-    def make(slots: int, capacity: int) -> Sequence[LookupProposer]:
-        made: list[LookupProposer] = []
-        for name, part in cost.proposers.items():
-            if isinstance(part, LookupSeconds):
-                if name == "ngram":
-                    made.append(NgramProposer(slots, capacity, max_k=part.max_k))
-                elif name == "suffix":
-                    made.append(
-                        SuffixProposer(
-                            slots, capacity, max_k=part.max_k, cache_tokens=_CACHE_TOKENS
-                        )
-                    )
-                else:
-                    raise InputError(
-                        f"cost file: proposers.{name}: a lookup must be ngram or suffix"
-                    )
-        return made
-
-    return make
+def make_controller(
+    engine: ReplayEngine, settings: Settings, profile: Profile | None = None, seed: int = 0
+) -> Controller:
+    """A controller that starts from ``profile`` alone and saves nothing."""
+    kept = settings.profile.model_copy(update={"path": None})
+    return Controller(
+        settings.model_copy(update={"profile": kept}),
+        engine.proposers,
+        engine.info,
+        profile=profile,
+        seed=seed,
+    )
 
 
-class DecisionClock:
+class _DecisionClock:
     """Reads each step's decision seconds off a controller; keeps a bounded sample for the tail."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
+    def __init__(self, decider: Decider) -> None:
+        self._controller = decider if isinstance(decider, Controller) else None
         self._samples: list[float] = []
         self._sum = 0.0
         self._count = 0
 
     def note(self) -> None:
         """A step went by."""
+        if self._controller is None:
+            return
         seconds = self._controller.last_decision_seconds
         self._sum += seconds
         self._count += 1
-        if len(self._samples) < 100_000:
+        if len(self._samples) < _CLOCK_SAMPLES:
             self._samples.append(seconds)
 
     def summary(self) -> tuple[float, float]:

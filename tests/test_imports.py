@@ -32,6 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("config", "rows"),
     ("controller",),
     ("replay",),
+    ("hindsight",),
     ("engine",),
     ("proposers.draft_model",),
     ("adapters",),

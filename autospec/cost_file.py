@@ -1,0 +1,94 @@
+"""Cost files: the step time of one engine on one device, in YAML, for replay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from autospec.errors import InputError
+from autospec.records import Shape
+
+LOOKUPS = ("ngram", "suffix")
+"""The lookup proposers that a cost file may name; any other name is a recorded one."""
+
+Seconds = Annotated[float, Field(ge=0)]
+MaxK = Annotated[int, Field(ge=1, le=64)]
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class StepSeconds(_Form):
+    """A target forward: what every step, every paid token and every cached token takes."""
+
+    fixed_seconds: Annotated[float, Field(gt=0)]
+    overhead_seconds: Seconds = 0.0
+    per_token_seconds: Seconds
+    per_context_token_seconds: Seconds = 0.0
+
+
+class ModelSeconds(_Form):
+    """A model that drafts: one forward per depth (sequential) or one for all (parallel)."""
+
+    kind: Literal["sequential", "parallel"]
+    per_depth_seconds: Seconds
+    per_context_token_seconds: Seconds = 0.0
+    max_k: MaxK = 16
+
+
+class LookupSeconds(_Form):
+    """A lookup, as a share of the target forward of every step in which it runs."""
+
+    kind: Literal["lookup"]
+    step_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    max_k: MaxK = 20
+
+
+class CostFile(_Form):
+    """The step time of one engine on one device.
+
+    A step pays for every token (``packed``), for the longest row times the rows (``padded``), or
+    for the smallest of ``captured_sizes`` that holds its tokens (``stepped``).
+    """
+
+    shape: Shape
+    captured_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    step: StepSeconds
+    proposers: dict[str, Annotated[ModelSeconds | LookupSeconds, Field(discriminator="kind")]]
+
+    @model_validator(mode="after")
+    def _check(self) -> CostFile:
+        if list(self.captured_sizes) != sorted(set(self.captured_sizes)):
+            raise ValueError("captured_sizes must rise")
+        if (self.shape == "stepped") != bool(self.captured_sizes):
+            raise ValueError("captured_sizes belong to shape 'stepped', which needs them")
+        for name, part in self.proposers.items():
+            if isinstance(part, LookupSeconds) and name not in LOOKUPS:
+                raise ValueError(f"proposers.{name}: a lookup is one of {', '.join(LOOKUPS)}")
+        return self
+
+
+def read_cost_file(path: Path) -> CostFile:
+    """A cost file in YAML. Raises InputError that lists every key that is wrong."""
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: is not YAML: {error}") from None
+    try:
+        return CostFile.model_validate(value)
+    except ValidationError as error:
+        mistakes = []
+        for each in error.errors(include_url=False):
+            key = ".".join(str(part) for part in each["loc"]) or "the file"
+            told = each["type"] in {"missing", "value_error"}
+            found = "" if told else f", found {str(each['input'])[:60]}"
+            mistakes.append(f"{path}: {key}: {each['msg']}{found}")
+        raise InputError("\n".join(mistakes)) from None
