@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 from autospec.probe import PLAIN, ProbeClocks
 
 MODEL, OTHER = 1, 2
@@ -19,7 +21,7 @@ def run(clocks: ProbeClocks, steps: int, used: list[int], requests: int = 1) -> 
 
 
 def gaps(steps: list[int]) -> list[int]:
-    return [later - earlier for earlier, later in zip(steps[:-1], steps[1:], strict=True)]
+    return [later - earlier for earlier, later in itertools.pairwise(steps)]
 
 
 def test_an_idle_model_is_tried_ever_more_seldom() -> None:

@@ -115,20 +115,22 @@ class Goodput(Policy[GoodputOptions]):
         if self._gains.shape != hazards.shape:
             self._gains = np.zeros_like(hazards)
         latency = self.options.objective == "latency"
+        gains = self._gains
         base_value = float(view.requests)
         rate = 0.0
         if latency:
-            latency_gains(hazards, limits, np.ones(view.requests), self._gains)
+            latency_gains(hazards, limits, np.ones(view.requests), gains)
         else:
-            throughput_gains(hazards, limits, self._gains)
+            throughput_gains(hazards, limits, gains)
             plain_seconds = view.cost.plain_seconds(view.requests, view.context_tokens)
             rate = self._rate.tokens_per_second(view.requests, plain_seconds)
         if self.options.objective == "slo":
             weights = np.clip(view.behind, 1.0, _MOST_WEIGHT)
-            self._gains *= weights[:, None, None].astype(np.float32)
+            gains = gains * weights[:, None, None].astype(np.float32)
             base_value = float(weights.sum())
+            rate *= base_value / max(view.requests, 1)
         return allocate(
-            self._gains,
+            gains,
             limits,
             self.lookup,
             prices,
