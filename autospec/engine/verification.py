@@ -47,7 +47,7 @@ def verify_sampled(
     lengths: Int64Array,  # [n]
     draft_probs: torch.Tensor | None,  # [d, k, vocab] what the drafts were sampled from
     draft_row: Int64Array,  # [n] row of draft_probs, -1 where the draft is a point mass
-    uniforms: torch.Tensor,  # [n, k + 1], float64
+    uniforms: torch.Tensor,  # [n, k + 1], float64: for the final token, then for each draft
 ) -> Verdict:
     """Rejection sampling over rows that may mix point masses and sampled drafts."""
     device = probs.device
@@ -68,7 +68,7 @@ def verify_sampled(
             own = torch.from_numpy(np.minimum(columns, draft_probs.shape[1] - 1)).to(device)
             of_row = draft_probs[dense.clamp(min=0)[:, None], own, tokens]
             draft_prob = torch.where((dense >= 0)[:, None], of_row.double(), draft_prob)
-        kept = accepts(target_prob, draft_prob, uniforms[:, :depth])
+        kept = accepts(target_prob, draft_prob, uniforms[:, 1:])
         accepted = _leading(valid & kept.cpu().numpy())
     else:
         accepted = np.zeros(num_rows, dtype=np.int64)
@@ -78,7 +78,7 @@ def verify_sampled(
         last[torch.from_numpy(rejected).to(device)] = _recovered_from(
             last, rejected, accepted, drafts, draft_probs, draft_row
         )
-    final = sample(last, uniforms[:, depth])
+    final = sample(last, uniforms[:, 0])
     return Verdict(accepted, final.cpu().numpy())
 
 

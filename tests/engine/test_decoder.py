@@ -20,7 +20,7 @@ from autospec.errors import EngineError, InputError
 from autospec.proposers.base import History
 from autospec.proposers.draft_model import DraftModelProposer
 from autospec.proposers.ngram import NgramProposer
-from autospec.records import Int32Array, ProposerInfo
+from autospec.records import BatchState, Int32Array, Plan, ProposerInfo
 from tests.engine.tiny_models import (
     CAPACITY,
     FAMILIES,
@@ -215,6 +215,30 @@ def test_the_same_seed_gives_the_same_tokens_in_any_batch() -> None:
     beside = plain_decoder(slots=3).generate([*others, GenerationRequest([1, 2], 20, sampling)])
     assert beside[3].token_ids == alone.token_ids
     assert beside[1].token_ids != alone.token_ids
+
+
+def test_rows_that_do_not_draft_sample_as_if_nobody_did() -> None:
+    """The random numbers of a request do not depend on how deep its neighbors draft."""
+    request = GenerationRequest([1, 2], 20, SamplingParameters(temperature=1.0, seed=3), max_k=0)
+    alone = plain_decoder(slots=1).generate([request])[0]
+    decoder = Decoder(
+        CausalModel(tiny("llama")),
+        [NgramProposer(2, CAPACITY, max_k=8, min_match=1)],
+        FirstRowPlain(1, 8, np.random.default_rng(0)),
+        slots=2,
+        capacity=CAPACITY,
+    )
+    beside = decoder.generate([request, GenerationRequest([1, 2, 1, 2, 1, 2], 20)])
+    assert beside[0].token_ids == alone.token_ids
+
+
+class FirstRowPlain(ScriptedController):
+    """Lets the request in the first slot alone."""
+
+    def plan(self, state: BatchState) -> Plan:
+        plan = super().plan(state)
+        k = np.where(plan.handles == 1, 0, 8).astype(np.int16)
+        return replace(plan, proposer=np.where(k > 0, 0, -1).astype(np.int16), k=k, verify=k)
 
 
 def test_requests_without_a_seed_differ_from_each_other() -> None:
