@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from autospec.config import load_settings
+from autospec.controller import Controller
 from autospec.engine.cache import SlotCache
 from autospec.engine.decoder import Decoder
 from autospec.engine.drafting import DraftTask, Kept, ModelDrafts
@@ -20,7 +22,7 @@ from autospec.errors import EngineError, InputError
 from autospec.proposers.base import History
 from autospec.proposers.draft_model import DraftModelProposer
 from autospec.proposers.ngram import NgramProposer
-from autospec.records import BatchState, Int32Array, Plan, ProposerInfo
+from autospec.records import BatchState, EngineInfo, Int32Array, Plan, ProposerInfo
 from tests.engine.tiny_models import (
     CAPACITY,
     FAMILIES,
@@ -402,3 +404,25 @@ def test_proposers_on_hidden_states_see_every_kept_position_once() -> None:
         for position, hidden in watcher.seen[slot][: len(tokens)]:
             torch.testing.assert_close(hidden[0], states[-1][0, position])
             torch.testing.assert_close(hidden[1], states[1][0, position])
+
+
+@pytest.mark.parametrize("policy", ["default", "static"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_under_the_real_controller(policy: str, temperature: float) -> None:
+    """Decisions change speed only: greedy output is plain output, and sampling runs through."""
+    model = tiny("qwen3")
+    prompts = [[1, 2, 1, 2, 1, 2], [3, 4, 5], [6] * 20]
+    target = CausalModel(copy.deepcopy(model))
+    proposers = proposers_for(model, slots=2)
+    controller = Controller(
+        load_settings(policy),
+        [proposer.info for proposer in proposers],
+        EngineInfo("tiny", "embedded", "0", "cpu", "float64"),
+    )
+    decoder = Decoder(target, proposers, controller, slots=2, capacity=CAPACITY, prefill_tokens=8)
+    sampling = SamplingParameters(temperature=temperature, top_p=0.9, seed=1)
+    outputs = decoder.generate([GenerationRequest(prompt, 60, sampling) for prompt in prompts])
+    assert all(len(output.token_ids) == 60 for output in outputs)
+    if temperature == 0.0:
+        for prompt, output in zip(prompts, outputs, strict=True):
+            assert list(output.token_ids) == greedy(model, prompt, 60)
