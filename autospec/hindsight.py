@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from autospec.cost import StepCost, round_up
 from autospec.cost_file import CostFile, LookupSeconds
 from autospec.policy import make_policy
-from autospec.policy.base import Decision, PolicyOptions, View
+from autospec.policy.base import PolicyOptions, View
 from autospec.policy.off import OffOptions
 from autospec.policy.static import StaticOptions
 from autospec.records import (
@@ -72,27 +72,26 @@ class BarePolicy:
         n = len(batch.handles)
         decision = self._policy.decide(
             View(
-                n,
-                batch.waiting_requests,
-                int(batch.context_tokens.sum()),
-                self._workloads,
-                limits,
-                batch.offer_confidence,
-                self._no_hazards,
-                self._nothing,
-                self._nothing,
-                self._cost,
-                batch.prefill_tokens > 0,
+                requests=n,
+                waiting=batch.waiting_requests,
+                context_tokens=int(batch.context_tokens.sum()),
+                workloads=self._workloads,
+                limits=limits,
+                confidence=batch.offer_confidence,
+                hazards=self._no_hazards,
+                stale_tokens=self._nothing,
+                behind=self._nothing,
+                cost=self._cost,
+                plain_seconds=0.0,
+                handles=batch.handles,
+                has_prefill=batch.prefill_tokens > 0,
             )
         )
-        return _plan(batch, decision)
+        k = decision.k
+        return Plan(0, batch.handles, decision.proposer, k, k, decision.mode)
 
     def observe(self, plan: Plan, result: StepResult) -> None:
         """Nothing is learned."""
-
-
-def _plan(batch: BatchState, decision: Decision) -> Plan:
-    return Plan(0, batch.handles, decision.proposer, decision.k, decision.k, decision.mode)
 
 
 def replay_bare(

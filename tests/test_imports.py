@@ -15,7 +15,7 @@ import autospec
 PACKAGE = Path(autospec.__file__).parent
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "records", "compiled"),
+    ("errors", "records", "compiled", "octave", "arrays"),
     (
         "acceptance",
         "cost",
@@ -25,11 +25,14 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "journal",
         "trace",
         "prompts",
+        "arrivals",
+        "cost_file",
         "contention",
     ),
     ("guard", "probe", "allocation", "phases", "proposers.base", "proposers.index"),
     ("policy", "proposers"),
     ("config", "rows"),
+    ("estimators", "warmup"),
     ("controller",),
     ("replay",),
     ("hindsight",),

@@ -1,0 +1,544 @@
+"""The runs behind decisions.py: each a function of plain values, made in a process of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autospec.arrivals import Arrival, at_rate, read_arrivals
+from autospec.config import Settings, load_settings
+from autospec.controller import Controller
+from autospec.cost_file import CostFile, ModelSeconds, StepSeconds, read_cost_file
+from autospec.hindsight import (
+    BarePolicy,
+    arm_name,
+    fixed_arms,
+    replay_bare,
+    replay_clairvoyant,
+    replay_plain,
+)
+from autospec.policy.goodput import GoodputOptions
+from autospec.policy.lookup_first import LookupFirstOptions
+from autospec.policy.off import OffOptions
+from autospec.policy.static import StaticOptions
+from autospec.profile import Profile, load_profile
+from autospec.records import BatchState, Plan, Request, StepResult
+from autospec.replay import (
+    MAX_RUNNING,
+    ClosedLoop,
+    ReplayResult,
+    make_controller,
+    make_engine,
+    replay_closed,
+    replay_open,
+    run_open,
+    shuffled,
+)
+from autospec.trace import TraceRequest, read_traces
+
+DEFAULT = "adaptive"
+IN_HINDSIGHT = ("best_fixed", "lookup_first", "clairvoyant", "open_fixed", "slo_fixed")
+WORKLOADS = ("chat", "code-edit", "math", "summarize")
+MIX = "mix"
+SEED = 0
+
+_LIMITS = {1: 150, 8: 400}  # requests of a closed loop; all of them at higher concurrency
+_GRID = {
+    "min_confidence": tuple(round(0.45 + 0.05 * i, 2) for i in range(10)),
+    "lookup_k": (2, 4, 6, 8, 10, 12, 16, 20),
+    "model_k": (0, 1, 2, 3, 4, 5, 6, 8),
+}
+_SHIFT = ("code-edit", "math", "chat")
+_SHIFT_BLOCK = 100
+_SHIFT_SETTLING = 30
+_SWING = (1, 128)
+_SWING_STEPS = 200
+_BAD_REQUESTS = 200
+_OVERLOAD_STEPS = 600
+_WARM_WINDOW_TOKENS = 500
+_FIXED_LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 20)
+
+
+@dataclass(frozen=True, slots=True)
+class _Traces:
+    requests: Mapping[str, tuple[TraceRequest, ...]]
+    cost: CostFile
+    arrivals: tuple[Arrival, ...]
+    settings: Settings
+
+
+_traces: _Traces
+
+
+def open_traces(folder: Path, arrivals: Path | None, policy: str) -> None:
+    """Read everything once per process."""
+    global _traces
+    requests = {name: read_traces([folder / f"{name}.jsonl"]) for name in WORKLOADS}
+    requests[MIX] = tuple(each for name in WORKLOADS for each in requests[name])
+    _traces = _Traces(
+        requests,
+        read_cost_file(folder / "cost.yaml"),
+        () if arrivals is None else read_arrivals(arrivals),
+        load_settings(policy),
+    )
+
+
+def run(spec: tuple[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Make the run that a spec names."""
+    name, arguments = spec
+    found: dict[str, Any] = _RUNS[name](*arguments)
+    return found
+
+
+def chosen(workload: str, half: str) -> tuple[TraceRequest, ...]:
+    """All requests, or those of even or odd lines of their files, in file order."""
+    if half == "all":
+        return _traces.requests[workload]
+    names = WORKLOADS if workload == MIX else (workload,)
+    first = 1 if half == "even" else 0  # lines count from 1
+    return tuple(each for name in names for each in _traces.requests[name][first::2])
+
+
+def cost_of(name: str) -> CostFile:
+    """The traces' cost file, or a variant of it."""
+    cost = _traces.cost
+    if name == "padded":
+        return cost.model_copy(update={"shape": "padded"})
+    factor = {"base": 1, "token x4": 4, "token x10": 10}[name]
+    token = cost.step.per_token_seconds * factor
+    step = StepSeconds(**{**cost.step.model_dump(), "per_token_seconds": token})
+    return cost.model_copy(update={"step": step})
+
+
+def policy_settings(policy: str) -> Settings:
+    """Settings of the policy under test, or of ``name[:proposer]`` as a rival."""
+    if policy == DEFAULT:
+        return _traces.settings
+    name, _, proposer = policy.partition(":")
+    options = {"name": name, **({"proposer": proposer} if proposer else {})}
+    return Settings.model_validate({"version": 1, "max_k": 64, "policy": options})
+
+
+@cache
+def _requests(workload: str, half: str, concurrency: int) -> tuple[TraceRequest, ...]:
+    return shuffled(chosen(workload, half), _LIMITS.get(concurrency), SEED)
+
+
+def closed(policy: str, workload: str, half: str, concurrency: int, cost: str) -> dict[str, Any]:
+    """One policy in the closed loop."""
+    requests = _requests(workload, half, concurrency)
+    if policy == "plain":
+        result = replay_plain(requests, cost_of(cost), concurrency)
+    else:
+        result, _ = replay_closed(requests, cost_of(cost), policy_settings(policy), concurrency)
+    return {
+        "speed": result.tokens_per_second,
+        "steps": result.steps,
+        "decision_us": result.decision_seconds_mean * 1e6,
+        "decision_us_p99": result.decision_seconds_p99 * 1e6,
+    }
+
+
+def best_fixed(workload: str, half: str, concurrency: int) -> dict[str, Any]:
+    """Every (proposer, k)."""
+    requests = _requests(workload, half, concurrency)
+    speeds = {
+        arm_name(arm): replay_bare(requests, _traces.cost, arm, concurrency).tokens_per_second
+        for arm in fixed_arms(requests, _traces.cost)
+    }
+    best = max(speeds, key=speeds.__getitem__)
+    return {"arm": best, "speed": speeds[best], "arms": speeds}
+
+
+def lookup_first(workload: str, half: str, concurrency: int) -> dict[str, Any]:
+    """The grid's best, by searching along each parameter in turn until none improves."""
+    requests = _requests(workload, half, concurrency)
+    speeds: dict[LookupFirstOptions, float] = {}
+
+    def speed(options: LookupFirstOptions) -> float:
+        if options not in speeds:
+            result = replay_bare(requests, _traces.cost, options, concurrency)
+            speeds[options] = result.tokens_per_second
+        return speeds[options]
+
+    best = LookupFirstOptions(model="eagle3", min_confidence=0.6, lookup_k=8, model_k=3)
+    before = None
+    while before != best:
+        before = best
+        for name, values in _GRID.items():
+            best = max((best.model_copy(update={name: value}) for value in values), key=speed)
+    return {
+        "options": f"{best.min_confidence:g}, {best.lookup_k}, {best.model_k}",
+        "speed": speeds[best],
+    }
+
+
+def clairvoyant(workload: str, half: str, concurrency: int) -> dict[str, Any]:
+    """What knowing every accepted length would bring."""
+    requests = _requests(workload, half, concurrency)
+    rate = 2.0 * replay_plain(requests, _traces.cost, concurrency).tokens_per_second
+    result = replay_clairvoyant(requests, _traces.cost, concurrency, rate=rate)
+    return {"speed": result.tokens_per_second}
+
+
+# Things that a fixed choice cannot do --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a run was before a step."""
+
+    started: int
+    seconds: float
+    tokens: int
+
+
+def _drive(
+    requests: Sequence[TraceRequest],
+    concurrency: int,
+    settings: Settings | None = None,
+    profile: Profile | None = None,
+    cost: CostFile | None = None,
+    later: tuple[int, CostFile] | None = None,
+) -> list[Mark]:
+    """A closed loop, marked before each step; ``later`` exchanges the cost once so many started."""
+    engine = make_engine(requests, cost or _traces.cost, concurrency)
+    controller = make_controller(engine, settings or _traces.settings, profile)
+    loop = ClosedLoop(engine, controller, requests, concurrency)
+    marks = []
+    while True:
+        marks.append(Mark(len(requests) - loop.waiting, engine.seconds, engine.tokens))
+        if later is not None and marks[-1].started >= later[0]:
+            engine.cost = later[1]
+        if not loop.step():
+            return marks
+
+
+def _speed_between(marks: Sequence[Mark], first: int, last: int) -> float:
+    """Tokens per second from the start of request ``first`` to that of ``last``, from 1."""
+    begin = next(mark for mark in marks if mark.started >= first)
+    end = next((mark for mark in marks if mark.started >= last), marks[-1])
+    return (end.tokens - begin.tokens) / (end.seconds - begin.seconds)
+
+
+def shift(half: str, concurrency: int) -> dict[str, Any]:
+    """Blocks of one workload after the other, each against a run on it alone."""
+    size = _SHIFT_BLOCK
+    blocks = {name: shuffled(chosen(name, half), size, SEED) for name in _SHIFT}
+    size = min(len(block) for block in blocks.values())
+    blocks = {name: block[:size] for name, block in blocks.items()}
+    together = _drive([each for block in blocks.values() for each in block], concurrency)
+    found = {}
+    for b, (name, block) in enumerate(blocks.items()):
+        alone = _drive(block, concurrency)
+        window = (_SHIFT_SETTLING, size)
+        shifted = tuple(b * size + each for each in window)
+        found[name] = _speed_between(together, *shifted) / _speed_between(alone, *window)
+    return {"blocks": found}
+
+
+def never_accepted(half: str, concurrency: int) -> dict[str, Any]:
+    """A proposer that is always wrong, against the run without it."""
+    requests = shuffled(chosen(MIX, half), _BAD_REQUESTS, SEED)
+    wrong = [
+        replace(
+            each,
+            accepted={**each.accepted, "bad": np.zeros(len(each.output_token_ids), dtype=np.int16)},
+        )
+        for each in requests
+    ]
+    cost = _traces.cost
+    model = cost.proposers["eagle3"]
+    with_bad = cost.model_copy(update={"proposers": {**cost.proposers, "bad": model}})
+    speeds = [
+        _speed_between(_drive(each, concurrency, cost=price), 1, len(requests))
+        for each, price in ((wrong, with_bad), (requests, cost))
+    ]
+    return {"ratio": speeds[0] / speeds[1]}
+
+
+def ten_times(half: str, concurrency: int) -> dict[str, Any]:
+    """EAGLE costs ten times as much from the middle on, against a second half without it."""
+    requests = shuffled(chosen(MIX, half), _BAD_REQUESTS, SEED)
+    middle, last = len(requests) // 2, len(requests)
+    cost = _traces.cost
+    model = cost.proposers["eagle3"]
+    assert isinstance(model, ModelSeconds)
+    dear = model.model_copy(
+        update={
+            "per_depth_seconds": 10.0 * model.per_depth_seconds,
+            "per_context_token_seconds": 10.0 * model.per_context_token_seconds,
+        }
+    )
+    later = cost.model_copy(update={"proposers": {**cost.proposers, "eagle3": dear}})
+    changed = _drive(requests, concurrency, later=(middle, later))
+    names = tuple(name for name in cost.proposers if name != "eagle3")
+    allowed = _traces.settings.proposers
+    if allowed is not None:
+        names = tuple(name for name in names if name in allowed)
+    without = _drive(
+        requests, concurrency, _traces.settings.model_copy(update={"proposers": names})
+    )
+    ratio = _speed_between(changed, middle, last) / _speed_between(without, middle, last)
+    return {"ratio": ratio}
+
+
+class Tap:
+    """Notes what a controller decides."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self.plan_made: Plan | None = None
+
+    def start(self, request: Request) -> int:
+        """Passed on."""
+        return self._controller.start(request)
+
+    def finish(self, handle: int) -> None:
+        """Passed on."""
+        self._controller.finish(handle)
+
+    def wants_offers(self) -> NDArray[np.bool_]:
+        """Passed on."""
+        return self._controller.wants_offers()
+
+    def plan(self, batch: BatchState) -> Plan:
+        """Passed on and kept."""
+        self.plan_made = self._controller.plan(batch)
+        return self.plan_made
+
+    def observe(self, plan: Plan, result: StepResult) -> None:
+        """Passed on."""
+        self._controller.observe(plan, result)
+
+
+def swing(half: str) -> dict[str, Any]:
+    """Concurrency 1 and 128 in turn, against the two closed loops weighted by time."""
+    requests = shuffled(chosen(MIX, half), None, SEED)
+    high = max(_SWING)
+    engine = make_engine(requests, _traces.cost, high)
+    tap = Tap(make_controller(engine, _traces.settings))
+    loop = ClosedLoop(engine, tap, requests, high)
+    models = ~engine.lookup
+    seconds, tokens = dict.fromkeys(_SWING, 0.0), dict.fromkeys(_SWING, 0)
+    switches, steps = Counter[int](), Counter[int]()
+    before: dict[int, NDArray[np.bool_]] = {}
+    phase, swings = 0, 0
+    while loop.waiting:
+        load = _SWING[phase % 2]
+        loop.concurrency = load
+        for _ in range(_SWING_STEPS):
+            mark = engine.seconds, engine.tokens
+            if not loop.waiting or not loop.step():
+                break
+            seconds[load] += engine.seconds - mark[0]
+            tokens[load] += engine.tokens - mark[1]
+            steps[load] += 1
+            plan = tap.plan_made
+            if plan is None or plan.mode == "probe":
+                continue
+            used = np.isin(np.arange(len(models)), plan.proposer) & models
+            if load in before and bool((used != before[load]).any()):
+                switches[load] += 1
+            before[load] = used
+        phase += 1
+        swings += 1
+    speeds = {b: closed(DEFAULT, MIX, half, b, "base")["speed"] for b in _SWING}
+    ratios = {b: tokens[b] / seconds[b] / speeds[b] for b in _SWING}
+    expected = sum(seconds[b] * speeds[b] for b in _SWING)
+    return {
+        "ratio": sum(tokens.values()) / expected,
+        "swings": swings,
+        **{f"ratio_{b}": ratios[b] for b in _SWING},
+        **{f"switches_{b}": 100.0 * switches[b] / steps[b] for b in _SWING},
+    }
+
+
+def off_and_back(half: str, concurrency: int) -> dict[str, Any]:
+    """Steps until something is drafted again after an overload in which nothing paid."""
+    requests = shuffled(chosen(MIX, half), None, SEED)
+    engine = make_engine(requests, cost_of("token x10"), 128)
+    tap = Tap(make_controller(engine, _traces.settings))
+    loop = ClosedLoop(engine, tap, requests, 128)
+    shares = []
+    for _ in range(_OVERLOAD_STEPS):
+        if loop.waiting < 128 or not loop.step():
+            break
+        assert tap.plan_made is not None
+        shares.append(float((tap.plan_made.k > 0).mean()))
+    loop.concurrency = concurrency
+    steps = 0
+    while loop.step():
+        steps += 1
+        assert tap.plan_made is not None
+        if tap.plan_made.mode == "speculate":
+            break
+    return {"steps": steps, "before": float(np.mean(shares[-100:])), "overload": len(shares)}
+
+
+def warm(half: str, workload: str, concurrency: int) -> dict[str, Any]:
+    """Cold, warm with a profile of the other half, and settled by having served the same before."""
+    other = "odd" if half == "even" else "even"
+    requests = _requests(workload, half, concurrency)
+    profiles = {
+        "warm": _learned(_requests(workload, other, concurrency), concurrency),
+        "settled": _learned(requests, concurrency),
+    }
+    runs = {"cold": _drive(requests, concurrency)}
+    for name, profile in profiles.items():
+        runs[name] = _drive(requests, concurrency, profile=profile)
+    curves = {name: _window_speeds(marks) for name, marks in runs.items()}
+    shortest = min(map(len, curves.values()))
+    ratios = {
+        name: np.array(curves[name][:shortest]) / np.array(curves["settled"][:shortest])
+        for name in ("cold", "warm")
+    }
+    found: dict[str, Any] = {"window": _WARM_WINDOW_TOKENS}
+    for name, ratio in ratios.items():
+        reached = np.flatnonzero(ratio >= 0.95)
+        found[name] = int(reached[0] if len(reached) else shortest) * _WARM_WINDOW_TOKENS
+        found[f"{name}_start"] = float(ratio[0])
+        found[f"{name}_curve"] = [round(float(value), 4) for value in ratio[:20]]
+    return found
+
+
+def _learned(requests: Sequence[TraceRequest], concurrency: int) -> Profile:
+    """What a run leaves behind."""
+    import tempfile
+
+    _, controller = replay_closed(requests, _traces.cost, _traces.settings, concurrency)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        controller.save(path)
+        return load_profile(path)
+
+
+def _window_speeds(marks: Sequence[Mark]) -> list[float]:
+    """Tokens per second of consecutive windows of as many tokens."""
+    tokens = np.array([mark.tokens for mark in marks], dtype=np.float64)
+    seconds = np.array([mark.seconds for mark in marks])
+    bounds = np.arange(0.0, tokens[-1], _WARM_WINDOW_TOKENS)
+    times = np.interp(bounds, tokens, seconds)
+    return [float(each) for each in _WARM_WINDOW_TOKENS / np.diff(times)]
+
+
+# Open loop -----------------------------------------------------------------------------------------
+
+
+@cache
+def _capacity(half: str) -> float:
+    """Requests per second of plain decoding when all come at once."""
+    requests = _requests(MIX, half, MAX_RUNNING)
+    engine = make_engine(requests, _traces.cost, MAX_RUNNING)
+    decider = BarePolicy(OffOptions(), engine)
+    arrivals = [0.0] * len(requests)
+    result = run_open(engine, decider, requests, arrivals, MAX_RUNNING, rate=0.0)
+    return len(requests) / result.seconds
+
+
+def _figures(result: ReplayResult) -> dict[str, Any]:
+    assert result.latency is not None
+    return {
+        "p50": result.latency.end_to_end.p50,
+        "p99": result.latency.end_to_end.p99,
+        "tpot": result.latency.tpot.p50,
+        "share": result.latency.target_share,
+        "speed": result.tokens_per_second,
+    }
+
+
+def _open(
+    half: str, share: float, arm: StaticOptions | OffOptions | None, target_ms: float | None
+) -> dict[str, Any]:
+    requests = _requests(MIX, half, MAX_RUNNING)
+    rate = share * _capacity(half)
+    arrivals = at_rate(_traces.arrivals, len(requests), rate)
+    target = None if target_ms is None else target_ms / 1000.0
+    if arm is None:
+        settings = _traces.settings
+        if target is not None:
+            settings = settings.model_copy(update={"policy": GoodputOptions(objective="slo")})
+        result, _ = replay_open(
+            requests, arrivals, rate, _traces.cost, settings, tpot_target_seconds=target
+        )
+        return _figures(result)
+    engine = make_engine(requests, _traces.cost, MAX_RUNNING)
+    decider = BarePolicy(arm, engine)
+    result = run_open(
+        engine, decider, requests, arrivals, MAX_RUNNING, rate=rate, tpot_target_seconds=target
+    )
+    return _figures(result)
+
+
+def open_adaptive(half: str, share: float) -> dict[str, Any]:
+    """The policy at a share of plain's capacity."""
+    return _open(half, share, None, None)
+
+
+def open_fixed(half: str, share: float) -> dict[str, Any]:
+    """The static arm with the lowest p99 from arrival to end."""
+    return _best_arm(half, share, None, lambda found: (-found["p99"],))
+
+
+def slo_adaptive(half: str, share: float, target_ms: float) -> dict[str, Any]:
+    """The ``slo`` objective under a target for time per output token."""
+    return _open(half, share, None, target_ms)
+
+
+def slo_fixed(half: str, share: float, target_ms: float) -> dict[str, Any]:
+    """The static arm with which most requests meet the target, of those the fastest."""
+    return _best_arm(half, share, target_ms, lambda found: (found["share"], found["speed"]))
+
+
+def _best_arm(
+    half: str,
+    share: float,
+    target_ms: float | None,
+    worth: Callable[[dict[str, Any]], tuple[float, ...]],
+) -> dict[str, Any]:
+    """Per proposer a ladder of k, then all between its best one's neighbors on the ladder."""
+    arms = {arm_name(arm): arm for arm in fixed_arms(chosen(MIX, half), _traces.cost)}
+    found = {"plain": _open(half, share, OffOptions(), target_ms)}
+    for proposer in _traces.cost.proposers:
+        ladder = [k for k in _FIXED_LADDER if f"{proposer}:{k}" in arms]
+
+        def try_out(ks: Sequence[int], proposer: str = proposer) -> None:
+            for name in (f"{proposer}:{k}" for k in ks):
+                if name not in found:
+                    found[name] = _open(half, share, arms[name], target_ms)
+
+        try_out(ladder)
+        best = max(ladder, key=lambda k: worth(found[f"{proposer}:{k}"]))
+        place = ladder.index(best)
+        least, most = ladder[max(0, place - 1)], ladder[min(len(ladder) - 1, place + 1)]
+        try_out(range(least, most + 1))
+    name = max(found, key=lambda arm: worth(found[arm]))
+    return {"arm": name, **found[name]}
+
+
+_RUNS: Mapping[str, Callable[..., dict[str, Any]]] = {
+    function.__name__: function
+    for function in (
+        closed,
+        best_fixed,
+        lookup_first,
+        clairvoyant,
+        shift,
+        never_accepted,
+        ten_times,
+        swing,
+        off_and_back,
+        warm,
+        open_adaptive,
+        open_fixed,
+        slo_adaptive,
+        slo_fixed,
+    )
+}
