@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autospec.compiled import compiled
+from autospec.octave import NUM_OCTAVES, octave_of
 from autospec.records import EngineInfo, Float64Array, Int32Array, ProposerInfo, Shape
 
 LAYOUT = "cost/1"
@@ -30,7 +31,6 @@ SPECULATING = CONTEXT + 2
 NUM_VERIFY = CONTEXT + 3
 ACTIVE, DEPTH, TOKENS, CATCH_UP = range(4)
 NUM_DRAFT = 4
-NUM_OCTAVES = 12
 
 LEAST_SECONDS = 1e-7
 """Shorter times are a clock's fault and teach nothing."""
@@ -328,12 +328,10 @@ class StepCost:
         is_early = len(self._first_steps) < _REFERENCE_STEPS and not self._is_loaded
         if is_early and self._set_scale(load, step_seconds):
             return
-        cell = int(load.speculating) * NUM_OCTAVES + min(
-            NUM_OCTAVES - 1, max(0, load.requests - 1).bit_length()
-        )
+        cell = int(load.speculating) * NUM_OCTAVES + octave_of(load.requests)
         x = self._x
         self._fill_verify(load)
-        if draft_seconds is None or not draft_seconds.min() >= 0.0:
+        if draft_seconds is None or not draft_seconds.min(initial=0.0) >= 0.0:
             for m, p in enumerate(self.models):
                 self._fill_draft(m, load, p)
             if self._learn(cell, step_seconds):
