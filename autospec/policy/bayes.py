@@ -104,7 +104,7 @@ class Bayes(Policy[BayesOptions]):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved ``state``."""
-        self._seed, self._bands = state["seed"], {}
+        self._seed, self._bands, self._asked = state["seed"], {}, {}
         for octave, saved in state["bands"]:
             points = [(str(name), int(k)) for name, k in saved["points"]]
             point = (str(saved["point"][0]), int(saved["point"][1]))

@@ -27,7 +27,7 @@ class HedgeOptions(PolicyOptions):
     model_k: Annotated[int, Field(ge=1, le=64)] = 3
     rate: Annotated[
         float, Field(gt=0, description="factor on the learning rate sqrt(8 ln N / t)")
-    ] = 1.0
+    ] = 2.0
 
 
 def weights(lost: Float64Array, steps: Float64Array, rate: float) -> Float64Array:
