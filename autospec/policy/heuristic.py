@@ -20,6 +20,9 @@ class HeuristicOptions(PolicyOptions):
     name: Literal["heuristic"] = "heuristic"
     proposer: Annotated[str, Field(description="who drafts")]
     k: Annotated[int, Field(ge=1, le=64, description="draft tokens of the first step")] = 20
+    max_k: Annotated[
+        int, Field(ge=1, le=64, description="most to grow to (transformers has no bound)")
+    ] = 64
     transient: Annotated[
         bool, Field(description="start every request at k, not where the last one ended")
     ] = False
@@ -47,8 +50,9 @@ class Heuristic(Policy[HeuristicOptions]):
     ) -> None:
         super().__init__(options, proposers, rng)
         self._proposer = self.index_of(options.proposer)
-        self._max_k = self.proposers[self._proposer].max_k if self._proposer >= 0 else 1
-        self._start = np.array([float(max(1, min(options.k, self._max_k)))])
+        info = self.proposers[self._proposer] if self._proposer >= 0 else None
+        self._max_k = max(1, min(options.max_k, info.max_k if info is not None else 1))
+        self._start = np.array([float(min(options.k, self._max_k))])
         self._ks = PerRequest(1)
 
     def decide(self, view: View) -> Decision:

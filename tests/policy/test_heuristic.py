@@ -49,3 +49,11 @@ def test_transient_starts_every_request_anew() -> None:
 def test_a_proposer_that_the_engine_has_not_is_plain_decoding() -> None:
     policy = policy_of(Heuristic, HeuristicOptions(proposer="medusa"))
     assert names(policy.decide(view(2))) == [(None, 0)] * 2
+
+
+def test_it_may_be_bounded() -> None:
+    policy = policy_of(Heuristic, HeuristicOptions(proposer="draft", k=20, max_k=4))
+    for _ in range(3):
+        decision = policy.decide(view(1))
+        assert names(decision) == [("draft", 4)]
+        policy.learn(outcome(decision, [4]))
