@@ -8,32 +8,44 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autospec import acceptance, cost
-from autospec.acceptance import NUM_TOKEN_BUCKETS, HazardTable, Shrinkage
-from autospec.allocation import Prices, allocate, latency_gains, throughput_gains
+from autospec.acceptance import NUM_TOKEN_BUCKETS
+from autospec.arrays import (
+    FLOAT32,
+    FLOAT64,
+    INT16,
+    INT32,
+    INT64,
+    checked,
+    checked_or,
+    clipped_int16,
+)
 from autospec.config import Settings
-from autospec.cost import StepCost, StepLoad, round_up
+from autospec.cost import StepLoad, round_up
 from autospec.errors import ConfigError
+from autospec.estimators import Estimators
 from autospec.guard import Guard
 from autospec.journal import Journal
 from autospec.metrics import Event, Metrics
+from autospec.octave import NUM_OCTAVES, octave_of
 from autospec.policy import make_policy
 from autospec.policy.base import Decision, Outcome, View, plain
 from autospec.probe import PLAIN, ProbeClocks
-from autospec.profile import Identity, Profile, WorkloadProfile, save_delta, warm_start
+from autospec.profile import Identity, Profile, save_delta, warm_start
 from autospec.records import (
     NO_PROPOSER,
     BatchState,
     EngineInfo,
     Float32Array,
+    Float64Array,
     Int16Array,
+    Int64Array,
     Mode,
     Plan,
     ProposerInfo,
@@ -50,6 +62,7 @@ from autospec.rows import (
     fill_rows,
     sum_up_models,
 )
+from autospec.warmup import warm_up
 from autospec.workload import OTHER, Workloads
 
 log = logging.getLogger("autospec")
@@ -103,18 +116,10 @@ class Controller:
         )
         self.rows = RequestRows()
         self.rows.workload[UNKNOWN_SLOT] = self.workloads.labels.index(OTHER)
-        learning = settings.learning
-        shrinkage = Shrinkage(
-            cell_limit=learning.half_life_tokens / math.log(2.0),
-            drift_threshold=Shrinkage.drift_threshold if learning.drift else math.inf,
+        self.learned = Estimators(
+            self.proposers, engine, settings.learning, self.workloads.capacity, len(self.rows)
         )
-        num_workloads = self.workloads.capacity + 1  # row 0 pools them all
-        lookup = np.array([info.kind == "lookup" for info in proposers], dtype=np.bool_)
-        self.acceptance = HazardTable(lookup, lookup, num_workloads, len(self.rows), shrinkage)
-        self.draft_acceptance = HazardTable(
-            lookup, np.ones_like(lookup), num_workloads, len(self.rows), shrinkage
-        )
-        self.cost = StepCost(self.proposers, engine, follows_jumps=learning.drift)
+        self.cost = self.learned.cost
         self.policy = make_policy(settings.policy, self.proposers, np.random.default_rng(seed))
         probe, guard = settings.probe, settings.guard
         self._probes = (
@@ -124,12 +129,11 @@ class Controller:
             if self.policy.adaptive and probe.enabled
             else None
         )
-        self._guard = (
-            Guard(guard.margin, guard.window_steps, guard.hold_steps)
+        self._guards = (
+            [Guard(guard.margin, guard.window_steps, guard.hold_steps) for _ in range(NUM_OCTAVES)]
             if self.policy.adaptive and guard.enabled
             else None
         )
-        self._requests_by_workload = np.zeros(self.workloads.capacity)
         self._num_named = 0
         self._next_plan_id = 0
         self._records = [
@@ -147,7 +151,10 @@ class Controller:
         self._saving: threading.Thread | None = None
         self._saved_at = wall_clock()
         if profile is not None:
-            self._load(profile.faded(wall_clock(), settings.profile.half_life_days))
+            self.learned.load(
+                profile.faded(wall_clock(), settings.profile.half_life_days),
+                self.workloads.labels,
+            )
         if metrics is not None:
             metrics.bind([info.name for info in self.proposers])
         if journal is not None:
@@ -158,7 +165,7 @@ class Controller:
                 {"python": platform.python_version(), "numpy": np.__version__},
             )
         self._name_workloads()
-        _warm(self.proposers, engine, self.k_max)
+        warm_up(self.proposers, engine, self.k_max)
 
     # Requests -------------------------------------------------------------------------------
 
@@ -174,14 +181,8 @@ class Controller:
             target = (self.settings.tpot_target_ms or 0.0) / 1000.0
         max_k = self.settings.max_k if request.max_k is None else request.max_k
         handle = self.rows.start(workload, max(0, min(max_k, self.settings.max_k)), target)
-        if len(self.rows) > len(self.acceptance.request_offset):
-            self.acceptance.grow(len(self.rows))
-            self.draft_acceptance.grow(len(self.rows))
-        slot = self.rows.slot_of(handle)
         self._has_targets |= target > 0.0
-        self.acceptance.start(slot)
-        self.draft_acceptance.start(slot)
-        self._requests_by_workload[workload] += 1.0
+        self.learned.start(self.rows.slot_of(handle), workload, len(self.rows))
         self._name_workloads()
         return handle
 
@@ -233,15 +234,17 @@ class Controller:
         record = self._records[plan.id % _STEPS_UNDER_WAY]
         try:
             n = plan.k.shape[0]
-            drafted = _checked(drafted, np.int16, (n,), "drafted")
-            verify: Int16Array = np.clip(drafted, 0, plan.k)
+            drafted = checked(drafted, INT16, (n,), "drafted")
+            verify = np.maximum(np.minimum(drafted, plan.k), 0)
             if record.plan_id == plan.id:
                 record.drafted[:] = verify
-            if confidence is not None:
-                confidence = _checked(confidence, np.float32, (n, self.k_max), "confidence")
-            if confidence is not None and record.plan_id == plan.id and self.policy.adaptive:
-                verify = self._trim(plan, record, verify, confidence)
-            plan = replace(plan, verify=verify)
+                if confidence is not None and self.policy.adaptive:
+                    confidence = checked(confidence, FLOAT32, (n, self.k_max), "confidence")
+                    verify = self._trim(plan, record, verify, confidence)
+            plan = Plan(
+                plan.id, plan.handles, plan.proposer, plan.k, verify, plan.mode,
+                plan.predicted_seconds, plan.predicted_tokens,
+            )  # fmt: skip
         except Exception as error:
             self._fault("trim", error)
         record.decision_seconds += self._clock() - started
@@ -298,36 +301,38 @@ class Controller:
 
     def _plan(self, plan_id: int, record: StepRecord, batch: BatchState) -> Plan:
         n = batch.handles.shape[0]
-        batch = _checked_batch(batch, n, len(self.proposers), self.k_max)
-        handles = batch.handles
+        p, k_max = len(self.proposers), self.k_max
+        nothing = self._nothing.fit(n)
+        handles = checked(batch.handles, INT64, (n,), "handles")
+        context_tokens = checked(batch.context_tokens, INT32, (n,), "context_tokens")
+        last_tokens = checked_or(batch.last_tokens, INT32, (n,), "last_tokens", nothing.last_tokens)
+        room = nothing.room if batch.room is None else clipped_int16(batch.room, (n,), "room")
+        offers = checked_or(batch.offer_lengths, INT16, (p, n), "offer_lengths", nothing.lengths)
+        confidence = checked_or(
+            batch.offer_confidence, FLOAT32, (p, n, k_max), "offer_confidence", nothing.confidence
+        )
         record.resize(n)
-        empty = self._nothing.fit(n)
-        offers = empty.lengths if batch.offer_lengths is None else batch.offer_lengths
-        confidence = empty.confidence if batch.offer_confidence is None else batch.offer_confidence
         unknown, record.context_tokens = fill_rows(
             handles, self.rows.generation, self.rows.running, self.rows.max_k, self.rows.workload,
-            batch.context_tokens,
-            empty.last_tokens if batch.last_tokens is None else batch.last_tokens,
-            empty.room if batch.room is None else batch.room,
-            self._most, self.acceptance.lookup, offers, NUM_TOKEN_BUCKETS,
-            record.slots, record.workloads, record.token_buckets, record.limits,
-            record.offer_lengths, record.reach,
+            context_tokens, last_tokens, room, self._most, self.learned.lookup, offers,
+            NUM_TOKEN_BUCKETS, record.slots, record.workloads, record.token_buckets,
+            record.limits, record.offer_lengths, record.reach,
         )  # fmt: skip
         if unknown:
             self._dropped("unknown request")
-        self.acceptance.evidence(record.offer_lengths, confidence, record.bins)
-        self.acceptance.hazards(
-            record.slots,
-            record.workloads,
-            record.token_buckets,
-            record.reach,
-            record.bins,
+        ahead = self.learned.ahead
+        ahead.evidence(record.offer_lengths, confidence, record.bins)
+        ahead.hazards(
+            record.slots, record.workloads, record.token_buckets, record.reach, record.bins,
             record.hazards,
-        )
+        )  # fmt: skip
         record.stale[:] = 0.0 if batch.stale_tokens is None else batch.stale_tokens
+        record.plain_seconds = 0.0
+        if self.cost.is_known and n > 0:
+            record.plain_seconds = self.cost.plain_seconds(n, record.context_tokens)
         record.waiting = batch.waiting_requests
         record.is_trimmed = False
-        record.view = self._view(record, batch, confidence)
+        record.view = self._view(record, batch, handles, confidence)
         decision, mode = self._decide(record.view)
         record.arm = decision.arm
         proposer, k = np.empty((2, n), dtype=np.int16)
@@ -342,7 +347,7 @@ class Controller:
             k,
         )
         sum_up_models(
-            proposer, k, record.stale, self.acceptance.lookup,
+            proposer, k, record.stale, self.learned.lookup,
             self._depth, self._draft_tokens, self._catch_up,
         )  # fmt: skip
         if verified == 0 and mode == "speculate":
@@ -351,11 +356,9 @@ class Controller:
             used = [PLAIN] if verified == 0 else [m for m in self.cost.models if self._depth[m]]
             self._probes.note(n, used, mode == "probe")
         seconds = None
-        if self.cost.is_known and n > 0:
+        if record.plain_seconds > 0.0:
             seconds = self.cost.predict(self._load_of(record, n, verified, longest))
-            plain_seconds = self.cost.plain_seconds(n, record.context_tokens)
-            if seconds > 0.0:
-                self._estimated_speedup = expected / seconds * plain_seconds / n
+            self._estimated_speedup = expected / seconds * record.plain_seconds / n
         if self._metrics is not None:
             if switches:
                 self._metrics.add_event("switch", switches)
@@ -368,11 +371,13 @@ class Controller:
 
     def _decide(self, view: View) -> tuple[Decision, Mode]:
         """The policy's decision, unless guard or probes overrule an adaptive policy."""
-        if self._guard is not None and self._guard.is_holding:
+        if self._guards is not None and self._guards[octave_of(view.requests)].is_holding:
             return plain(view.requests), "guard"
         if self._probes is not None and self.cost.is_known and view.requests > 0:
-            available = [m for m in self.cost.models if view.limits[m].any()]
-            arm = self._probes.due(view.requests, available)
+            arm = self._probes.due(view.requests, self.cost.models)
+            if arm is not None and arm != PLAIN and not view.limits[arm].any():
+                available = [m for m in self.cost.models if view.limits[m].any()]
+                arm = self._probes.due(view.requests, available)
             if arm == PLAIN:
                 return plain(view.requests), "probe"
             if arm is not None:
@@ -391,7 +396,13 @@ class Controller:
         k[rows] = _PROBE_K
         return Decision(proposer, k)
 
-    def _view(self, record: StepRecord, batch: BatchState, confidence: Float32Array) -> View:
+    def _view(
+        self,
+        record: StepRecord,
+        batch: BatchState,
+        handles: Int64Array,
+        confidence: Float32Array,
+    ) -> View:
         slots = record.slots
         behind = self._nothing.behind
         if self._has_targets:
@@ -410,7 +421,8 @@ class Controller:
             record.stale,
             behind,
             self.cost,
-            batch.handles,
+            record.plain_seconds,
+            handles,
             batch.prefill_tokens > 0,
         )
 
@@ -433,23 +445,19 @@ class Controller:
     def _trim(
         self, plan: Plan, record: StepRecord, verify: Int16Array, confidence: Float32Array
     ) -> Int16Array:
-        by_model = (plan.proposer >= 0) & ~self.acceptance.lookup[plan.proposer]
+        by_model = (plan.proposer >= 0) & ~self.learned.lookup[plan.proposer]
         rows = np.flatnonzero(by_model & (verify > 0) & ~np.isnan(confidence[:, 0]))
         if len(rows) == 0 or record.view is None:
             return verify
         limits = record.draft_limits
         limits[:] = 0
         limits[plan.proposer[rows], rows] = verify[rows]
-        self.draft_acceptance.draft_evidence(confidence, limits, record.draft_bins)
+        self.learned.drafted.draft_evidence(confidence, limits, record.draft_bins)
         record.draft_hazards[:] = record.hazards
-        self.draft_acceptance.hazards(
-            record.slots,
-            record.workloads,
-            record.token_buckets,
-            limits,
-            record.draft_bins,
+        self.learned.drafted.hazards(
+            record.slots, record.workloads, record.token_buckets, limits, record.draft_bins,
             record.draft_hazards,
-        )
+        )  # fmt: skip
         record.is_trimmed = True
         if plan.mode != "speculate":
             return verify
@@ -457,29 +465,36 @@ class Controller:
         return np.minimum(verify, kept).astype(np.int16)
 
     def _observe(self, plan: Plan, record: StepRecord, result: StepResult, started: float) -> None:
-        n = plan.handles.shape[0]
-        result = self._checked_result(result, n)
+        n, p = plan.handles.shape[0], len(self.proposers)
+        draft_seconds = self._usable_draft_seconds(result)
+        nothing = self._nothing.fit(n)
+        matched = checked_or(result.matched, INT16, (p, n), "matched", nothing.matched)
         verified, accepted, committed = np.empty((3, n), dtype=np.int16)
-        total = clean_result(
-            plan.k, result.verified, result.accepted, result.committed,
-            verified, accepted, committed,
-        )  # fmt: skip
-        self.rows.resolve(plan.handles, record.slots)
-        known = record.slots != UNKNOWN_SLOT
-        matched = result.matched
-        if matched is None:
-            matched = self._nothing.fit(n).matched
-        drifts = self.acceptance.learn(
-            record.slots, record.workloads, record.token_buckets, known, plan.proposer,
+        total, num_verified, longest = clean_result(
+            plan.handles,
+            self.rows.generation,
+            self.rows.running,
+            record.drafted,
+            checked(result.verified, INT16, (n,), "verified"),
+            checked(result.accepted, INT16, (n,), "accepted"),
+            checked(result.committed, INT16, (n,), "committed"),
+            record.slots,
+            record.known,
+            verified,
+            accepted,
+            committed,
+        )
+        drifts = self.learned.ahead.learn(
+            record.slots, record.workloads, record.token_buckets, record.known, plan.proposer,
             verified, accepted, committed, matched, record.offer_lengths,
             record.bins, record.hazards,
         )  # fmt: skip
         if record.is_trimmed:
             drafted = (record.draft_limits.sum(axis=0) > 0) & (plan.proposer >= 0)
-            self.draft_acceptance.learn(
-                record.slots, record.workloads, record.token_buckets, known,
+            self.learned.drafted.learn(
+                record.slots, record.workloads, record.token_buckets, record.known,
                 np.where(drafted, plan.proposer, NO_PROPOSER).astype(np.int16),
-                verified, accepted, committed, self._nothing.fit(n).matched,
+                verified, accepted, committed, nothing.matched,
                 record.offer_lengths, record.draft_bins, record.draft_hazards,
             )  # fmt: skip
         if drifts:
@@ -488,17 +503,18 @@ class Controller:
                 self._probes.restart()
         step_seconds = result.step_seconds
         is_timed = cost.LEAST_SECONDS < step_seconds < math.inf
-        if self._guard is not None and self._guard.is_holding:
-            self._guard.note_plain()
-        plain_seconds = 0.0
+        guard = None if self._guards is None else self._guards[octave_of(n)]
+        if guard is not None and guard.is_holding:
+            guard.note_plain()
         if is_timed:
-            plain_seconds = self._learn_time(plan, record, result, verified, total)
+            load = self._load_of(record, n, num_verified, longest)
+            self._learn_time(plan, record, load, result, draft_seconds, total, guard)
         else:
             self._dropped("unusable step time")
         self.policy.learn(
             Outcome(
                 n, record.workloads, plan.proposer, verified, accepted, committed, matched,
-                record.offer_lengths, step_seconds, result.draft_seconds, plain_seconds,
+                record.offer_lengths, step_seconds, draft_seconds, record.plain_seconds,
                 result.prefill_tokens > 0, plan.handles, record.arm,
             )
         )  # fmt: skip
@@ -517,113 +533,49 @@ class Controller:
                 decision_seconds,
             )  # fmt: skip
 
-    def _checked_result(self, result: StepResult, n: int) -> StepResult:
-        """A result whose arrays the kernels can trust, without draft times that make no sense."""
-        p = len(self.proposers)
+    def _usable_draft_seconds(self, result: StepResult) -> Float64Array | None:
+        """Draft times [p], None where they make no sense."""
         draft = result.draft_seconds
-        if draft is not None:
-            draft = _checked(draft, np.float64, (p,), "draft_seconds")
-            if not (draft.min(initial=0.0) >= 0.0 and draft.sum() < result.step_seconds):
-                draft = None
-                self._dropped("unusable draft time")
-        matched = result.matched
-        if matched is not None:
-            matched = _checked(matched, np.int16, (p, n), "matched")
-        return StepResult(
-            _checked(result.verified, np.int16, (n,), "verified"),
-            _checked(result.accepted, np.int16, (n,), "accepted"),
-            _checked(result.committed, np.int16, (n,), "committed"),
-            result.step_seconds,
-            draft,
-            matched,
-            result.prefill_tokens,
-        )
+        if draft is None:
+            return None
+        draft = checked(draft, FLOAT64, (len(self.proposers),), "draft_seconds")
+        if draft.min(initial=0.0) >= 0.0 and draft.sum() < result.step_seconds:
+            return draft
+        self._dropped("unusable draft time")
+        return None
 
     def _learn_time(
         self,
         plan: Plan,
         record: StepRecord,
+        load: StepLoad,
         result: StepResult,
-        verified: Int16Array,
+        draft_seconds: Float64Array | None,
         committed: int,
-    ) -> float:
-        """Step time -> cost model, targets, guard and the measured speedup.
-
-        Returns the seconds that a plain step would have taken, 0 while that is not known.
-        """
-        n = plan.handles.shape[0]
+        guard: Guard | None,
+    ) -> None:
+        """Step time -> cost model, targets, guard and the measured speedup."""
+        seconds = result.step_seconds
+        if load.requests == 0:
+            return
         sum_up_models(
-            plan.proposer, record.drafted, record.stale, self.acceptance.lookup,
+            plan.proposer, record.drafted, record.stale, self.learned.lookup,
             self._depth, self._draft_tokens, self._catch_up,
         )  # fmt: skip
-        num_verified = int(verified.sum())
-        load = self._load_of(record, n, num_verified, int(verified.max(initial=0)))
-        if n > 0:
-            self.cost.observe(
-                load, result.step_seconds, result.draft_seconds, result.prefill_tokens
-            )
+        self.cost.observe(load, seconds, draft_seconds, result.prefill_tokens)
         if self._has_targets:
-            self.rows.decode_seconds[record.slots] += result.step_seconds
+            self.rows.decode_seconds[record.slots] += seconds
             self.rows.decode_tokens[record.slots] += result.committed
-        if n == 0 or not self.cost.is_known:
-            return 0.0
-        plain_seconds = self.cost.plain_seconds(n, record.context_tokens)
-        if plain_seconds <= 0.0 or result.prefill_tokens > 0:
-            return max(0.0, plain_seconds)
-        plain_tokens_per_second = n / plain_seconds
+        if record.plain_seconds <= 0.0 or result.prefill_tokens > 0:
+            return
+        plain_tokens_per_second = load.requests / record.plain_seconds
         keep = 1.0 - 1.0 / _SPEEDUP_WINDOW_STEPS
         self._committed_sum = self._committed_sum * keep + committed
-        self._plain_sum = self._plain_sum * keep + plain_tokens_per_second * result.step_seconds
-        if self._guard is None or plan.mode != "speculate" or num_verified == 0:
-            return plain_seconds
-        if self._guard.note_speculative(committed, result.step_seconds, plain_tokens_per_second):
+        self._plain_sum = self._plain_sum * keep + plain_tokens_per_second * seconds
+        if guard is None or plan.mode != "speculate" or not load.speculating:
+            return
+        if guard.note_speculative(committed, seconds, plain_tokens_per_second):
             self._event("guard")
-        return plain_seconds
-
-    def _load(self, profile: Profile) -> None:
-        labels = {label: w for w, label in enumerate(self.workloads.labels)}
-        for label, saved in profile.workloads.items():
-            if label not in labels:
-                continue
-            for p, info in enumerate(self.proposers):
-                statistics = saved.proposers.get(info.name)
-                if statistics is not None:
-                    row = labels[label] + 1
-                    self.acceptance.load(row, p, statistics["successes"], statistics["trials"])
-                    self.draft_acceptance.load(
-                        row, p, statistics["draft_successes"], statistics["draft_trials"]
-                    )
-        if "step" in profile.cost:
-            self.cost.load(profile.cost["step"])
-
-    def _take_fresh(self) -> Profile:
-        """What was learned since the last call, as a profile to be added."""
-        workloads = {}
-        for w, label in enumerate(self.workloads.labels):
-            proposers = {}
-            for p, info in enumerate(self.proposers):
-                ahead = self.acceptance.take_fresh(w + 1, p)
-                drafts = self.draft_acceptance.take_fresh(w + 1, p)
-                if ahead["trials"].any() or drafts["trials"].any():
-                    proposers[info.name] = {
-                        "successes": ahead["successes"],
-                        "trials": ahead["trials"],
-                        "draft_successes": drafts["successes"],
-                        "draft_trials": drafts["trials"],
-                    }
-            requests = float(self._requests_by_workload[w])
-            self._requests_by_workload[w] = 0.0
-            if proposers or requests:
-                workloads[label] = WorkloadProfile(requests, proposers)
-        return Profile(
-            self.identity,
-            acceptance.LAYOUT,
-            cost.LAYOUT,
-            workloads,
-            {"step": self.cost.take_fresh()},
-            (f"learned while serving with policy {type(self.policy).__name__.lower()}",),
-            self._wall_clock(),
-        )
 
     def _save_in_background(self, path: Path) -> None:
         if self._saving is not None and self._saving.is_alive():
@@ -640,26 +592,19 @@ class Controller:
         self._saving = threading.Thread(target=write, name="autospec-profile")
         self._saving.start()
 
+    def _take_fresh(self) -> Profile:
+        policy = type(self.policy).__name__.lower()
+        return self.learned.take_fresh(
+            self.workloads.labels, f"learned while serving, policy {policy}", self._wall_clock()
+        )
+
     def _write(self, path: Path, fresh: Profile) -> None:
         """Add to the file; what cannot be written is kept for the next time."""
         try:
             save_delta(path, fresh, self.settings.profile.half_life_days)
         except BaseException:
-            self._return_fresh(fresh)
+            self.learned.return_fresh(fresh, self.workloads.labels)
             raise
-
-    def _return_fresh(self, fresh: Profile) -> None:
-        names = [info.name for info in self.proposers]
-        for label, learned in fresh.workloads.items():
-            w = self.workloads.labels.index(label)
-            self._requests_by_workload[w] += learned.requests
-            for name, counts in learned.proposers.items():
-                p = names.index(name)
-                self.acceptance.return_fresh(w + 1, p, counts["successes"], counts["trials"])
-                self.draft_acceptance.return_fresh(
-                    w + 1, p, counts["draft_successes"], counts["draft_trials"]
-                )
-        self.cost.return_fresh(fresh.cost["step"])
 
     def _join_saving(self) -> None:
         if self._saving is not None:
@@ -696,34 +641,6 @@ class Controller:
             )
 
 
-def _checked(array: NDArray[Any], dtype: type, shape: tuple[int, ...], name: str) -> NDArray[Any]:
-    """The array as the kernels need it. Raises ValueError when its shape is wrong."""
-    if array.shape != shape:
-        raise ValueError(f"{name} has shape {array.shape}, expected {shape}")
-    return np.ascontiguousarray(array, dtype=dtype)
-
-
-def _checked_batch(batch: BatchState, n: int, p: int, k_max: int) -> BatchState:
-    """A batch state whose arrays the kernels can trust."""
-
-    def maybe(
-        array: NDArray[Any] | None, dtype: type, shape: tuple[int, ...], name: str
-    ) -> NDArray[Any] | None:
-        return None if array is None else _checked(array, dtype, shape, name)
-
-    return BatchState(
-        _checked(batch.handles, np.int64, (n,), "handles"),
-        _checked(batch.context_tokens, np.int32, (n,), "context_tokens"),
-        maybe(batch.offer_lengths, np.int16, (p, n), "offer_lengths"),
-        maybe(batch.offer_confidence, np.float32, (p, n, k_max), "offer_confidence"),
-        maybe(batch.last_tokens, np.int32, (n,), "last_tokens"),
-        maybe(batch.stale_tokens, np.float64, (p, n), "stale_tokens"),
-        maybe(batch.room, np.int16, (n,), "room"),
-        batch.waiting_requests,
-        batch.prefill_tokens,
-    )
-
-
 def _usable(settings: Settings, proposers: Sequence[ProposerInfo]) -> Int16Array:
     """The most tokens each proposer may draft [p]; 0 for those that the settings leave out."""
     names = [info.name for info in proposers]
@@ -737,63 +654,4 @@ def _usable(settings: Settings, proposers: Sequence[ProposerInfo]) -> Int16Array
             )
     return np.array(
         [info.max_k if info.name in allowed else 0 for info in proposers], dtype=np.int16
-    )
-
-
-def _warm(proposers: Sequence[ProposerInfo], engine: EngineInfo, k_max: int) -> None:
-    """Compile every kernel of the hot path, or load it from the disk cache, ahead of requests."""
-    n, p = 1, len(proposers)
-    if p == 0:
-        return
-    lookup = np.array([info.kind == "lookup" for info in proposers], dtype=np.bool_)
-    rows = RequestRows(2)
-    record = StepRecord(p, k_max)
-    record.resize(n)
-    nothing = Nothing(p, k_max).fit(n)
-    handles = np.array([rows.start(0, k_max, 0.0)], dtype=np.int64)
-    rows.resolve(handles, record.slots)
-    most = np.ones(p, dtype=np.int16)
-    fill_rows(
-        handles, rows.generation, rows.running, rows.max_k, rows.workload, nothing.last_tokens,
-        nothing.last_tokens, nothing.room, most, lookup, nothing.lengths, NUM_TOKEN_BUCKETS,
-        record.slots, record.workloads, record.token_buckets, record.limits, record.offer_lengths,
-        record.reach,
-    )  # fmt: skip
-    for by_confidence in (lookup, np.ones_like(lookup)):
-        table = HazardTable(lookup, by_confidence, 2, len(rows), Shrinkage())
-        table.evidence(record.offer_lengths, nothing.confidence, record.bins)
-        table.draft_evidence(nothing.confidence[0], record.limits, record.bins)
-        table.hazards(
-            record.slots, record.workloads, record.token_buckets, record.limits, record.bins,
-            record.hazards,
-        )  # fmt: skip
-        zeros = np.zeros(n, dtype=np.int16)
-        table.learn(
-            record.slots, record.workloads, record.token_buckets, np.ones(n, dtype=np.bool_),
-            zeros, zeros, zeros, zeros, nothing.matched, record.offer_lengths,
-            record.bins, record.hazards,
-        )  # fmt: skip
-    step_cost = StepCost(proposers, engine)
-    depth, draft_tokens, catch_up = np.zeros((3, p))
-    for speculating in (False, True):
-        load = StepLoad(1, 1, 1, speculating, depth, draft_tokens, catch_up)
-        step_cost.observe(load, 1.0, None)
-    proposer, k = np.zeros((2, n), dtype=np.int16)
-    bound_decision(
-        proposer, k, record.limits, record.hazards, rows.last_proposer, record.slots,
-        proposer.copy(), k.copy(),
-    )  # fmt: skip
-    sum_up_models(proposer, k, record.stale, lookup, depth, draft_tokens, catch_up)
-    clean_result(k, k, k, k, k.copy(), k.copy(), k.copy())
-    gains = np.zeros_like(record.hazards)
-    latency_gains(record.hazards, record.limits, np.ones(n), gains)
-    throughput_gains(record.hazards, record.limits, gains)
-    allocate(
-        gains,
-        record.limits,
-        lookup,
-        Prices(
-            1.0, 0.0, step_cost.slopes, step_cost.draft_coefficients, "packed", step_cost.captured
-        ),
-        1.0,
     )

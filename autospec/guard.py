@@ -9,7 +9,8 @@ _EVIDENCE = 2.0  # standard errors that the loss must exceed
 class Guard:
     """Turns speculation off for a while when it lost more than ``margin`` against plain decoding.
 
-    Sums over the last ``window_steps`` speculative steps or so; each further activation that
+    One guard watches one octave of load, so that a loss under overload holds nothing back when the
+    load has fallen. Sums over the last ``window_steps`` speculative steps or so; each further activation that
     follows soon holds twice as long, up to 32 times ``hold_steps``.
     """
 

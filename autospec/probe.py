@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autospec.octave import NUM_OCTAVES, octave_of
+
 PLAIN = -1
 """The arm that is plain decoding; the others are the numbers of model proposers."""
-
-_OCTAVES = 24
 
 
 class ProbeClocks:
@@ -27,12 +27,12 @@ class ProbeClocks:
         self._models = tuple(models)
         self._idle: dict[int, int] = dict.fromkeys(self._models, 0)
         self._wait: dict[int, float] = dict.fromkeys(self._models, self._first)
-        self._plain_idle = [0] * _OCTAVES
-        self._plain_wait = [self._first] * _OCTAVES
+        self._plain_idle = [0] * NUM_OCTAVES
+        self._plain_wait = [self._first] * NUM_OCTAVES
 
     def due(self, requests: int, available: Sequence[int]) -> int | None:
         """The arm to try in this step, None for no probe. ``available`` models may draft now."""
-        octave = _octave(requests)
+        octave = octave_of(requests)
         if self._plain_idle[octave] >= self._plain_wait[octave]:
             return PLAIN
         for model in self._models:
@@ -42,7 +42,7 @@ class ProbeClocks:
 
     def note(self, requests: int, used: Sequence[int], probe: bool) -> None:
         """A step was planned: ``used`` models draft in it, or PLAIN alone."""
-        octave = _octave(requests)
+        octave = octave_of(requests)
         if PLAIN in used:
             self._plain_idle[octave] = 0
             if probe:
@@ -62,8 +62,4 @@ class ProbeClocks:
         """Something changed: look again soon."""
         for model in self._models:
             self._wait[model] = self._first
-        self._plain_wait = [self._first] * _OCTAVES
-
-
-def _octave(requests: int) -> int:
-    return min(_OCTAVES - 1, max(0, requests - 1).bit_length())
+        self._plain_wait = [self._first] * NUM_OCTAVES

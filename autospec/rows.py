@@ -122,6 +122,7 @@ class StepRecord:
         self._shape = (num_proposers, k_max)
         self.plan_id = -1
         self.decision_seconds = 0.0
+        self.plain_seconds = 0.0
         self.context_tokens = 0
         self.waiting = 0
         self.is_trimmed = False
@@ -143,6 +144,7 @@ class StepRecord:
         self.offer_lengths: Int16Array = np.zeros((p, n), dtype=np.int16)
         self.reach: Int16Array = np.zeros((p, n), dtype=np.int16)
         self.drafted: Int16Array = np.zeros(n, dtype=np.int16)
+        self.known = np.zeros(n, dtype=np.bool_)
         self.bins: UInt8Array = np.zeros((n, p, k), dtype=np.uint8)
         self.hazards: Float32Array = np.zeros((n, p, k), dtype=np.float32)
         self.draft_bins: UInt8Array = np.zeros((n, p, k), dtype=np.uint8)
@@ -288,19 +290,33 @@ def sum_up_models(
 
 @compiled
 def clean_result(
-    k: Int16Array,
+    handles: Int64Array,
+    generation: Int64Array,
+    running: NDArray[np.bool_],
+    drafted: Int16Array,
     verified: Int16Array,
     accepted: Int16Array,
     committed: Int16Array,
+    slots: Int32Array,
+    known: NDArray[np.bool_],
     clean_verified: Int16Array,
     clean_accepted: Int16Array,
     clean_committed: Int16Array,
-) -> int:
-    """Force counts into 0 <= accepted <= verified <= k; returns the committed tokens."""
+) -> tuple[int, int, int]:
+    """Who still runs, and the counts forced into 0 <= accepted <= verified <= drafted.
+
+    Returns the committed tokens, the verified ones, and the most verified of one request.
+    """
+    resolve_handles(handles, generation, running, slots)
     total = 0
-    for i in range(k.shape[0]):
-        clean_verified[i] = max(0, min(k[i], verified[i]))
+    total_verified = 0
+    longest = 0
+    for i in range(handles.shape[0]):
+        known[i] = slots[i] != 0
+        clean_verified[i] = max(0, min(drafted[i], verified[i]))
         clean_accepted[i] = max(0, min(clean_verified[i], accepted[i]))
         clean_committed[i] = max(0, committed[i])
         total += clean_committed[i]
-    return total
+        total_verified += clean_verified[i]
+        longest = max(longest, clean_verified[i])
+    return total, total_verified, longest

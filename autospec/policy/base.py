@@ -44,7 +44,8 @@ class View:
     a lookup the length of its offer. ``confidence`` holds the offers' raw confidences, ``hazards``
     the calibrated ones of every position within the limits. ``stale_tokens`` is the catch-up each
     model owes, ``behind`` how far a request's time per output token is above its target (1 = on
-    target, 0 = no target). ``handles`` tell one request from another across steps.
+    target, 0 = no target). ``plain_seconds`` is the estimate for a plain step of this batch, 0
+    while there is none. ``handles`` tell one request from another across steps.
     """
 
     requests: int
@@ -57,6 +58,7 @@ class View:
     stale_tokens: Float64Array  # [p, n]
     behind: Float64Array  # [n]
     cost: StepCost
+    plain_seconds: float
     handles: Int64Array  # [n]
     has_prefill: bool = False
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_OCTAVES = 24
+from autospec.octave import NUM_OCTAVES, octave_of
+
 _WINDOW_STEPS = 512.0
 _LEAST_STEPS = 12.0
 
@@ -14,13 +15,13 @@ class GoingRate:
     """Committed tokens per plain-equivalent of time, an octave of running requests apart."""
 
     def __init__(self) -> None:
-        self._tokens = [0.0] * _OCTAVES
-        self._worth = [0.0] * _OCTAVES
-        self._steps = [0.0] * _OCTAVES
+        self._tokens = [0.0] * NUM_OCTAVES
+        self._worth = [0.0] * NUM_OCTAVES
+        self._steps = [0.0] * NUM_OCTAVES
 
     def note(self, requests: int, committed: float, plain_steps: float) -> None:
         """A step took as long as ``plain_steps`` plain ones and brought ``committed`` tokens."""
-        octave = _octave(requests)
+        octave = octave_of(requests)
         keep = 1.0 - 1.0 / _WINDOW_STEPS
         self._tokens[octave] = self._tokens[octave] * keep + committed
         self._worth[octave] = self._worth[octave] * keep + plain_steps * requests
@@ -28,7 +29,7 @@ class GoingRate:
 
     def tokens_per_second(self, requests: int, plain_seconds: float) -> float:
         """The going rate at this load; 0 while too little was seen of it."""
-        octave = _octave(requests)
+        octave = octave_of(requests)
         if self._steps[octave] < _LEAST_STEPS or not plain_seconds > 0.0:
             return 0.0
         return self._tokens[octave] / self._worth[octave] * requests / plain_seconds
@@ -46,7 +47,3 @@ class GoingRate:
         self._tokens = list(state["tokens"])
         self._worth = list(state["worth"])
         self._steps = list(state["steps"])
-
-
-def _octave(requests: int) -> int:
-    return min(_OCTAVES - 1, max(0, requests - 1).bit_length())

@@ -122,8 +122,7 @@ class Goodput(Policy[GoodputOptions]):
             latency_gains(hazards, limits, np.ones(view.requests), gains)
         else:
             throughput_gains(hazards, limits, gains)
-            plain_seconds = view.cost.plain_seconds(view.requests, view.context_tokens)
-            rate = self._rate.tokens_per_second(view.requests, plain_seconds)
+            rate = self._rate.tokens_per_second(view.requests, view.plain_seconds)
         if self.options.objective == "slo":
             weights = np.clip(view.behind, 1.0, _MOST_WEIGHT)
             gains = gains * weights[:, None, None].astype(np.float32)

@@ -55,6 +55,7 @@ def view(
         stale_tokens=np.full((p, n), stale),
         behind=np.zeros(n),
         cost=cost,
+        plain_seconds=cost.plain_seconds(n, 100 * n) if cost.is_known else 0.0,
         handles=np.array(handles, dtype=np.int64),
     )
 

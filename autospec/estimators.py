@@ -1,0 +1,109 @@
+"""What a controller has learned, and its form in a profile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from autospec import acceptance, cost
+from autospec.acceptance import HazardTable, Shrinkage
+from autospec.config import LearningSettings
+from autospec.cost import StepCost
+from autospec.profile import Identity, Profile, WorkloadProfile
+from autospec.records import EngineInfo, ProposerInfo
+
+
+class Estimators:
+    """Acceptance before and after drafting, and step cost, of one engine.
+
+    ``ahead`` judges lookup offers and models that have not drafted; ``drafted`` knows the
+    confidence of a model's drafts. Rows of workloads in them are one more than their index.
+    """
+
+    def __init__(
+        self,
+        proposers: Sequence[ProposerInfo],
+        engine: EngineInfo,
+        learning: LearningSettings,
+        num_workloads: int,
+        num_slots: int,
+    ) -> None:
+        self.identity = Identity.of(engine, tuple(proposers))
+        self.lookup = np.array([info.kind == "lookup" for info in proposers], dtype=np.bool_)
+        shrinkage = Shrinkage(
+            cell_limit=learning.half_life_tokens / math.log(2.0),
+            drift_threshold=Shrinkage.drift_threshold if learning.drift else math.inf,
+        )
+        rows = num_workloads + 1
+        every = np.ones_like(self.lookup)
+        self.ahead = HazardTable(self.lookup, self.lookup, rows, num_slots, shrinkage)
+        self.drafted = HazardTable(self.lookup, every, rows, num_slots, shrinkage)
+        self.cost = StepCost(proposers, engine, follows_jumps=learning.drift)
+        self._names = [info.name for info in proposers]
+        self._requests = np.zeros(num_workloads)
+
+    def start(self, slot: int, workload: int, num_slots: int) -> None:
+        """A request of a workload begins in a slot."""
+        for table in (self.ahead, self.drafted):
+            if num_slots > len(table.request_offset):
+                table.grow(num_slots)
+            table.start(slot)
+        self._requests[workload] += 1.0
+
+    def load(self, profile: Profile, labels: Sequence[str]) -> None:
+        """Start from a profile; ``labels`` are the controller's workloads in order."""
+        for w, label in enumerate(labels):
+            saved = profile.workloads.get(label)
+            for p, name in enumerate(self._names if saved is not None else ()):
+                counts = saved.proposers.get(name) if saved is not None else None
+                if counts is not None:
+                    self.ahead.load(w + 1, p, counts["successes"], counts["trials"])
+                    self.drafted.load(w + 1, p, counts["draft_successes"], counts["draft_trials"])
+        if "step" in profile.cost:
+            self.cost.load(profile.cost["step"])
+
+    def take_fresh(self, labels: Sequence[str], provenance: str, now: float) -> Profile:
+        """What was learned since the last call, as a profile to be added."""
+        workloads = {}
+        for w, label in enumerate(labels):
+            proposers = {}
+            for p, name in enumerate(self._names):
+                ahead = self.ahead.take_fresh(w + 1, p)
+                drafted = self.drafted.take_fresh(w + 1, p)
+                if ahead["trials"].any() or drafted["trials"].any():
+                    proposers[name] = {
+                        "successes": ahead["successes"],
+                        "trials": ahead["trials"],
+                        "draft_successes": drafted["successes"],
+                        "draft_trials": drafted["trials"],
+                    }
+            requests = float(self._requests[w])
+            self._requests[w] = 0.0
+            if proposers or requests:
+                workloads[label] = WorkloadProfile(requests, proposers)
+        return Profile(
+            self.identity,
+            acceptance.LAYOUT,
+            cost.LAYOUT,
+            workloads,
+            {"step": self.cost.take_fresh()},
+            (provenance,),
+            now,
+        )
+
+    def return_fresh(self, fresh: Profile, labels: Sequence[str]) -> None:
+        """Take back what could not be saved."""
+        for w, label in enumerate(labels):
+            learned = fresh.workloads.get(label)
+            if learned is None:
+                continue
+            self._requests[w] += learned.requests
+            for name, counts in learned.proposers.items():
+                p = self._names.index(name)
+                self.ahead.return_fresh(w + 1, p, counts["successes"], counts["trials"])
+                self.drafted.return_fresh(
+                    w + 1, p, counts["draft_successes"], counts["draft_trials"]
+                )
+        self.cost.return_fresh(fresh.cost["step"])
