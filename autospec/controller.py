@@ -238,7 +238,7 @@ class Controller:
             verify = np.maximum(np.minimum(drafted, plan.k), 0)
             if record.plan_id == plan.id:
                 record.drafted[:] = verify
-                if confidence is not None and self.policy.adaptive:
+                if confidence is not None and self.policy.adaptive and self.k_max > 0:
                     confidence = checked(confidence, FLOAT32, (n, self.k_max), "confidence")
                     verify = self._trim(plan, record, verify, confidence)
             plan = Plan(

@@ -28,11 +28,15 @@ class GoingRate:
         self._steps[octave] = self._steps[octave] * keep + 1.0
 
     def tokens_per_second(self, requests: int, plain_seconds: float) -> float:
-        """The going rate at this load; 0 while too little was seen of it."""
+        """The going rate at this load; 0 while too little was seen of it.
+
+        Never below plain decoding's, which is always to be had: else a loss would make time look
+        cheap, and so justify itself.
+        """
         octave = octave_of(requests)
         if self._steps[octave] < _LEAST_STEPS or not plain_seconds > 0.0:
             return 0.0
-        return self._tokens[octave] / self._worth[octave] * requests / plain_seconds
+        return max(1.0, self._tokens[octave] / self._worth[octave]) * requests / plain_seconds
 
     def state(self) -> Mapping[str, Any]:
         """Everything, as JSON."""

@@ -54,3 +54,10 @@ def test_state_survives_json() -> None:
     note(rate, 5, 1.0, 1.0)
     note(again, 5, 1.0, 1.0)
     assert again.tokens_per_second(4, 0.1) == rate.tokens_per_second(4, 0.1)
+
+
+def test_a_loss_does_not_make_time_cheap() -> None:
+    """Plain decoding is always to be had: else losing steps would justify the next ones."""
+    rate = GoingRate()
+    note(rate, 100, committed=8.0, plain_steps=5.0)
+    assert rate.tokens_per_second(4, 0.05) == pytest.approx(4 / 0.05)
