@@ -136,8 +136,9 @@ class SimulatedEngine:
                 by_model[rows] = drafter.confidence
                 draft_seconds[q] = drafter.call_seconds + drafter.depth_seconds * plan.k[rows].max()
         plan = self.controller.trim(plan, plan.k, by_model)
-        drafted = np.where(plan.proposer >= 0, plan.proposer, 0)
-        accepted = np.minimum(plan.verify, right[drafted, np.arange(n)]).astype(np.int16)
+        accepted = np.zeros(n, dtype=np.int16)
+        for i in np.flatnonzero(plan.verify):
+            accepted[i] = min(plan.verify[i], right[plan.proposer[i], i])
         committed = (accepted + 1).astype(np.int16)
         matched = np.minimum(np.minimum(right, offers), committed).astype(np.int16)
         for q, drafter in enumerate(self.drafters):
