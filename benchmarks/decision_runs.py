@@ -188,7 +188,7 @@ def clairvoyant(workload: str, half: str, concurrency: int) -> dict[str, Any]:
     return {"speed": result.tokens_per_second}
 
 
-# Things that a fixed choice cannot do --------------------------------------------------------------
+# Things that a fixed choice cannot do -------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,7 +429,7 @@ def _window_speeds(marks: Sequence[Mark]) -> list[float]:
     return [float(each) for each in _WARM_WINDOW_TOKENS / np.diff(times)]
 
 
-# Open loop -----------------------------------------------------------------------------------------
+# Open loop ----------------------------------------------------------------------------------------
 
 
 @cache

@@ -42,7 +42,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("arms",),
     ("live",),
     ("summary",),
-    ("bench",),
+    ("bench", "replay_report"),
     ("demo", "tune", "check", "export", "report"),
     ("cli",),
 )
