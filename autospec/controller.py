@@ -270,12 +270,12 @@ class Controller:
 
     # What was learned -----------------------------------------------------------------------
 
-    def save(self, path: Path | None = None) -> Path | None:
+    def save(self, path: Path | str | None = None) -> Path | None:
         """Add what was learned since the last save to a profile; returns its path.
 
         Without ``path`` the settings' one is used; None if there is neither. Raises ProfileError.
         """
-        path = path if path is not None else self.settings.profile.path
+        path = self.settings.profile.path if path is None else Path(path)
         if path is None:
             return None
         self._join_saving()
