@@ -266,6 +266,22 @@ def test_plans_through_the_controller_are_legal_and_repeat(
 
 
 @each_policy
+def test_an_engine_without_proposers_decodes_plainly(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    controller = Controller(settings(name), (), ENGINE, clock=lambda: 0.0)
+    handle = controller.start(Request("a", np.arange(5, dtype=np.int32)))
+    for _ in range(10):
+        assert len(controller.wants_offers()) == 0
+        plan = controller.plan(BatchState(np.array([handle]), np.full(1, 50, dtype=np.int32)))
+        assert plan.mode in ("plain", "probe")
+        assert plan.k.tolist() == [0]
+        zero = np.zeros(1, dtype=np.int16)
+        controller.observe(plan, StepResult(zero, zero, zero + 1, 0.01))
+    assert not caplog.records, caplog.text
+
+
+@each_policy
 def test_unknown_options_are_refused(name: str) -> None:
     written = json.dumps({"name": name, **SETTINGS[name], "no_such_option": 1})
     with pytest.raises(ConfigError, match="no_such_option"):
