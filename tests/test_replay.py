@@ -109,7 +109,7 @@ def random_requests(count: int, seed: int = 0, tokens: int = 40) -> tuple[TraceR
     )
 
 
-LOOKUPS_AND_MODEL = {
+LOOKUPS_AND_MODEL: dict[str, Any] = {
     "model": {"kind": "sequential", "per_depth_seconds": 0.05, "max_k": 4},
     "ngram": {"kind": "lookup", "step_fraction": 0.01, "max_k": 5},
     "suffix": {"kind": "lookup", "step_fraction": 0.01, "max_k": 6},
@@ -506,8 +506,8 @@ def test_command_writes_every_figure(
 def test_command_runs_the_open_loop(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--arrivals", files["arrivals.csv"], "--rate", "0.5,2", "--tpot-target-ms", "900"]
-    assert command(monkeypatch, files, *arguments, "--json", files["out"]) == 0
+    arguments = ["--rate", "0.5,2", "--tpot-target-ms", "900", "--json", str(files["out"])]
+    assert command(monkeypatch, files, "--arrivals", files["arrivals.csv"], *arguments) == 0
     report = json.loads(files["out"].read_text())
     assert [row["rate"] for row in report["results"]] == [0.5, 2.0]
     for row in report["results"]:
@@ -523,9 +523,9 @@ def test_command_starts_from_a_profile(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, Path], tmp_path: Path
 ) -> None:
     profile = tmp_path / "p.json"
-    once = ["--concurrency", "2", "--no-hindsight"]
+    once = ["--concurrency", "2", "--no-hindsight", "--json", str(files["out"])]
     assert command(monkeypatch, files, *once, "--save-profile", profile) == 0
-    assert command(monkeypatch, files, *once, "--profile", profile, "--json", files["out"]) == 0
+    assert command(monkeypatch, files, *once, "--profile", profile) == 0
     assert json.loads(files["out"].read_text())["settings"]["profile"] == "p.json"
 
 
