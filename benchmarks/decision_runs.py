@@ -244,6 +244,26 @@ def shift(half: str, concurrency: int) -> dict[str, Any]:
     return {"blocks": found}
 
 
+def timeline(concurrency: int) -> dict[str, Any]:
+    """Mean k and the share of each proposer in every step of the shift."""
+    blocks = [shuffled(chosen(name, "all"), _SHIFT_BLOCK, SEED) for name in _SHIFT]
+    requests = [each for block in blocks for each in block]
+    engine = make_engine(requests, _traces.cost, concurrency)
+    tap = Tap(make_controller(engine, _traces.settings))
+    loop = ClosedLoop(engine, tap, requests, concurrency)
+    k: list[float] = []
+    shares: dict[str, list[float]] = {info.name: [] for info in engine.proposers}
+    begins: list[int] = []
+    while loop.step():
+        assert tap.plan_made is not None
+        if len(begins) < len(_SHIFT) and loop.waiting < len(requests) - _SHIFT_BLOCK * len(begins):
+            begins.append(len(k))
+        k.append(float(tap.plan_made.k.mean()))
+        for p, values in enumerate(shares.values()):
+            values.append(float((tap.plan_made.proposer == p).mean()))
+    return {"k": k, "shares": shares, "begins": begins, "blocks": list(_SHIFT)}
+
+
 def never_accepted(half: str, concurrency: int) -> dict[str, Any]:
     """A proposer that is always wrong, against the run without it."""
     requests = shuffled(chosen(MIX, half), _BAD_REQUESTS, SEED)
@@ -531,6 +551,7 @@ _RUNS: Mapping[str, Callable[..., dict[str, Any]]] = {
         lookup_first,
         clairvoyant,
         shift,
+        timeline,
         never_accepted,
         ten_times,
         swing,

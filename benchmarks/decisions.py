@@ -22,6 +22,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import decision_plot
 import decision_runs
 
 from autospec.config import load_settings
@@ -161,7 +162,8 @@ _CONTROLLER = (
 
 def _code(settings: str, name: str, arguments: tuple[Any, ...]) -> str:
     """A fingerprint of the code and the settings that a run depends on."""
-    files, text = _CONTROLLER, settings
+    files: tuple[str, ...] = _CONTROLLER
+    text = settings
     if name in decision_runs.IN_HINDSIGHT or "plain" in arguments:
         files, text = _ENGINE, ""
     elif name == "closed" and arguments[0] != decision_runs.DEFAULT:
@@ -484,9 +486,28 @@ def main() -> None:
     save()
     print(table(cells))
     if options.plot is not None:
-        import decision_plot
+        draw(runs, options.plot, save)
 
-        decision_plot.draw(runs, options)
+
+def draw(runs: Runs, path: Path, save: Callable[[], None]) -> None:
+    """Make the runs that the figure shows and draw it."""
+    places = [(MIX, "all", b) for b in CONCURRENCY]
+    names = {"AutoSpec": decision_runs.DEFAULT, **{rival: rival for rival in RIVALS}}
+    specs = {name: [_closed(policy, place) for place in places] for name, policy in names.items()}
+    specs["lookup first"] = [("lookup_first", place) for place in places]
+    specs["best fixed"] = [("best_fixed", place) for place in places]
+    specs["clairvoyant"] = [("clairvoyant", place) for place in places]
+    plain = [_closed("plain", place) for place in places]
+    timeline = decision_plot.timeline_spec()
+    runs.make([*plain, timeline, *(spec for group in specs.values() for spec in group)], save)
+    speeds = {
+        name: [
+            runs[spec]["speed"] / runs[reference]["speed"]
+            for spec, reference in zip(group, plain, strict=True)
+        ]
+        for name, group in specs.items()
+    }
+    decision_plot.draw(path, speeds, runs[timeline])
 
 
 def _cell_json(cell: Cell) -> Mapping[str, Any]:
