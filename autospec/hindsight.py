@@ -1,4 +1,4 @@
-"""What could have been had with knowledge of the future: the best fixed choice, and all of it."""
+"""What could have been had: policies without a controller, and with knowledge of the future."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from autospec.cost_file import CostFile, LookupSeconds
 from autospec.policy import make_policy
 from autospec.policy.base import PolicyOptions, View
 from autospec.policy.off import OffOptions
-from autospec.policy.static import StaticOptions
 from autospec.records import (
     NO_PROPOSER,
     BatchState,
@@ -114,21 +113,6 @@ def replay_plain(
 ) -> ReplayResult:
     """The closed loop with plain decoding."""
     return replay_bare(requests, cost, OffOptions(), concurrency, policy="plain")
-
-
-def fixed_arms(requests: Sequence[TraceRequest], cost: CostFile) -> tuple[StaticOptions, ...]:
-    """Every (proposer, k) that these requests can be replayed with, k from 1 to its most."""
-    engine = make_engine(requests, cost, 1)
-    return tuple(
-        StaticOptions(proposer=info.name, k=k)
-        for info in engine.proposers
-        for k in range(1, info.max_k + 1)
-    )
-
-
-def arm_name(options: StaticOptions) -> str:
-    """As it is written in tables: ``eagle3:3``."""
-    return f"{options.proposer}:{options.k}"
 
 
 class ClairvoyantEngine(ReplayEngine):

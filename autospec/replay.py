@@ -212,7 +212,7 @@ class ReplayEngine:
         self.proposers: list[ProposerInfo] = []
         for name, part in cost.proposers.items():
             if isinstance(part, LookupSeconds):
-                lookup = _lookup(name, slots, capacity, part.max_k)
+                lookup = make_lookup(name, slots, capacity, part.max_k)
                 self.lookups.append(lookup)
                 self.proposers.append(lookup.info)
             elif all(name in request.accepted for request in requests):
@@ -458,7 +458,8 @@ class ReplayEngine:
         )
 
 
-def _lookup(name: str, slots: int, capacity: int, max_k: int) -> LookupProposer:
+def make_lookup(name: str, slots: int, capacity: int, max_k: int) -> LookupProposer:
+    """``ngram`` or ``suffix``, as a cost file names them."""
     if name == "ngram":
         return NgramProposer(slots, capacity, max_k=max_k)
     return SuffixProposer(slots, capacity, max_k=max_k, cache_tokens=CACHE_TOKENS)

@@ -21,16 +21,13 @@ from autospec.arrivals import at_rate, read_arrivals
 from autospec.config import Settings, load_settings
 from autospec.cost_file import CostFile, read_cost_file
 from autospec.errors import InputError
+from autospec.fixed_arms import FixedResult, arm_name, fixed_arms, replay_fixed
 from autospec.hindsight import (
     BarePolicy,
-    arm_name,
-    fixed_arms,
-    replay_bare,
     replay_clairvoyant,
     replay_plain,
 )
 from autospec.policy.off import OffOptions
-from autospec.policy.static import StaticOptions
 from autospec.profile import Profile, load_profile
 from autospec.replay import (
     MAX_RUNNING,
@@ -103,7 +100,7 @@ def parse_rates(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One run: a policy by name, ``plain``, ``clairvoyant`` or a fixed arm, in one loop.
+    """One run: a policy by name, ``plain``, ``clairvoyant``, or every k of a fixed proposer.
 
     ``rate`` None is a closed loop of ``concurrency`` requests.
     """
@@ -111,7 +108,11 @@ class Task:
     policy: str
     concurrency: int
     rate: float | None = None
-    arm: StaticOptions | None = None
+    is_fixed: bool = False
+
+
+Result = ReplayResult | FixedResult
+"""Of a fixed proposer it is that of its best k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def run_replay(options: ReplayOptions, console: Console) -> int:
     """
     inputs = _read(options)
     tasks = _tasks(inputs)
-    results: dict[Task, ReplayResult] = {}
+    results: dict[Task, Result] = {}
     for task, result in _run_all(inputs, tasks):
         results[task] = result
     report = _report(inputs, results)
@@ -180,14 +181,14 @@ def _tasks(inputs: Inputs) -> list[Task]:
         tasks += [Task(name, concurrency) for name in (PLAIN, *options.policies)]
         if options.hindsight:
             tasks.append(Task(CLAIRVOYANT, concurrency))
-            arms = fixed_arms(inputs.requests, inputs.cost)
-            tasks += [Task(arm_name(arm), concurrency, arm=arm) for arm in arms]
+            names = dict.fromkeys(a.proposer for a in fixed_arms(inputs.requests, inputs.cost))
+            tasks += [Task(str(name), concurrency, is_fixed=True) for name in names]
     for rate in options.rates:
         tasks += [Task(name, options.max_running, rate) for name in (PLAIN, *options.policies)]
     return tasks
 
 
-def _run_all(inputs: Inputs, tasks: Sequence[Task]) -> Iterator[tuple[Task, ReplayResult]]:
+def _run_all(inputs: Inputs, tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
     """Run in this process or several; a bar on standard error says how far it is."""
     columns = (
         TextColumn("{task.description}"),
@@ -229,16 +230,17 @@ def _begin(inputs: Inputs) -> None:
     _inputs = inputs
 
 
-def _run_here(task: Task) -> ReplayResult:
+def _run_here(task: Task) -> Result:
     return _run(_inputs, task)
 
 
-def _run(inputs: Inputs, task: Task) -> ReplayResult:
+def _run(inputs: Inputs, task: Task) -> Result:
     requests, cost, options = inputs.requests, inputs.cost, inputs.options
     if task.rate is not None:
         return _run_open(inputs, task, task.rate)
-    if task.arm is not None:
-        return replay_bare(requests, cost, task.arm, task.concurrency, policy=task.policy)
+    if task.is_fixed:
+        arms = replay_fixed(requests, cost, task.policy, task.concurrency)
+        return max(arms, key=lambda result: result.tokens_per_second)
     if task.policy == PLAIN:
         return replay_plain(requests, cost, task.concurrency)
     if task.policy == CLAIRVOYANT:
@@ -299,13 +301,13 @@ def _run_open(inputs: Inputs, task: Task, rate: float) -> ReplayResult:
 # The JSON form ----------------------------------------------------------------------------------
 
 
-def _report(inputs: Inputs, results: dict[Task, ReplayResult]) -> dict[str, Any]:
+def _report(inputs: Inputs, results: dict[Task, Result]) -> dict[str, Any]:
     """Every policy's figures by loop, and what was possible, by concurrency."""
     options = inputs.options
     plain = {
         (task.concurrency, task.rate): result
         for task, result in results.items()
-        if task.policy == PLAIN and task.arm is None
+        if task.policy == PLAIN and isinstance(result, ReplayResult)
     }
     rows = []
     best: dict[str, Any] = {}
@@ -318,14 +320,13 @@ def _report(inputs: Inputs, results: dict[Task, ReplayResult]) -> dict[str, Any]
             "speedup_vs_plain": speedup,
             "tokens_per_second": result.tokens_per_second,
         }
-        if task.policy in options.policies:
+        if isinstance(result, FixedResult):
+            if concurrency not in best or speedup > best[concurrency]["speedup_vs_plain"]:
+                best[concurrency] = {"arm": arm_name(result.arm), **figures}
+        elif task.policy in options.policies:
             rows.append(_row(result, speedup))
         elif task.policy == CLAIRVOYANT:
             clairvoyant[concurrency] = figures
-        elif task.arm is not None and (
-            concurrency not in best or speedup > best[concurrency]["speedup_vs_plain"]
-        ):
-            best[concurrency] = {"arm": task.policy, **figures}
     order = {name: index for index, name in enumerate(options.policies)}
     rows.sort(key=lambda row: (row["rate"] or 0.0, row["concurrency"], order[str(row["policy"])]))
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autospec.arrivals import Arrival, at_rate, read_arrivals
+from autospec.compiled import compiled
 from autospec.config import Settings, load_settings
 from autospec.controller import Controller
-from autospec.cost_file import CostFile, ModelSeconds, StepSeconds, read_cost_file
+from autospec.cost_file import CostFile, LookupSeconds, ModelSeconds, StepSeconds, read_cost_file
+from autospec.fixed_arms import arm_name, fixed_arms, replay_fixed, tabulate
 from autospec.hindsight import (
     BarePolicy,
-    arm_name,
-    fixed_arms,
     replay_bare,
     replay_clairvoyant,
     replay_plain,
@@ -29,7 +30,15 @@ from autospec.policy.lookup_first import LookupFirstOptions
 from autospec.policy.off import OffOptions
 from autospec.policy.static import StaticOptions
 from autospec.profile import Profile, load_profile
-from autospec.records import BatchState, Plan, Request, StepResult
+from autospec.records import (
+    BatchState,
+    Float64Array,
+    Int16Array,
+    Int32Array,
+    Plan,
+    Request,
+    StepResult,
+)
 from autospec.replay import (
     MAX_RUNNING,
     ClosedLoop,
@@ -55,6 +64,7 @@ _GRID = {
     "lookup_k": (2, 4, 6, 8, 10, 12, 16, 20),
     "model_k": (0, 1, 2, 3, 4, 5, 6, 8),
 }
+_RERUN = 8  # of the grid's best ones
 _SHIFT = ("code-edit", "math", "chat")
 _SHIFT_BLOCK = 100
 _SHIFT_SETTLING = 30
@@ -150,34 +160,110 @@ def best_fixed(workload: str, half: str, concurrency: int) -> dict[str, Any]:
     """Every (proposer, k)."""
     requests = _requests(workload, half, concurrency)
     speeds = {
-        arm_name(arm): replay_bare(requests, _traces.cost, arm, concurrency).tokens_per_second
-        for arm in fixed_arms(requests, _traces.cost)
+        arm_name(result.arm): result.tokens_per_second
+        for proposer in dict.fromkeys(arm.proposer for arm in fixed_arms(requests, _traces.cost))
+        if proposer is not None
+        for result in replay_fixed(requests, _traces.cost, proposer, concurrency)
     }
     best = max(speeds, key=speeds.__getitem__)
     return {"arm": best, "speed": speeds[best], "arms": speeds}
 
 
 def lookup_first(workload: str, half: str, concurrency: int) -> dict[str, Any]:
-    """The grid's best, by searching along each parameter in turn until none improves."""
+    """The whole grid on tables made one request at a time, then its best ones really run.
+
+    The tables differ from a run only in which requests have ended before and so are in the
+    suffix lookup's cache.
+    """
     requests = _requests(workload, half, concurrency)
-    speeds: dict[LookupFirstOptions, float] = {}
+    cost = _traces.cost
+    lookup, model = (tabulate(requests, cost, name) for name in ("suffix", "eagle3"))
+    prompts = np.array([len(each.prompt_token_ids) for each in requests], dtype=np.int32)
+    outputs = np.array([len(each.output_token_ids) for each in requests], dtype=np.int32)
+    step, drafting, looking = cost.step, cost.proposers["eagle3"], cost.proposers["suffix"]
+    assert isinstance(drafting, ModelSeconds)
+    assert isinstance(looking, LookupSeconds)
+    prices = np.array(
+        [
+            step.fixed_seconds + step.overhead_seconds,
+            step.per_token_seconds,
+            step.per_context_token_seconds,
+            looking.step_fraction,
+            drafting.per_depth_seconds,
+            drafting.per_context_token_seconds,
+        ]
+    )
+    rough: dict[tuple[float, int, int], float] = {}
+    for least, lookup_k, model_k in itertools.product(*_GRID.values()):
+        rough[least, lookup_k, model_k] = hybrid_tokens_per_second(
+            lookup.drafted, lookup.correct, lookup.confidence >= least, lookup_k,
+            model.correct, model_k, prompts, outputs, concurrency, prices,
+        )  # fmt: skip
+    speeds = {}
+    for least, lookup_k, model_k in sorted(rough, key=rough.__getitem__)[-_RERUN:]:
+        options = LookupFirstOptions(
+            model="eagle3", min_confidence=least, lookup_k=lookup_k, model_k=model_k
+        )
+        result = replay_bare(requests, cost, options, concurrency)
+        speeds[f"{least:g}, {lookup_k}, {model_k}"] = result.tokens_per_second
+    best = max(speeds, key=speeds.__getitem__)
+    return {"options": best, "speed": speeds[best]}
 
-    def speed(options: LookupFirstOptions) -> float:
-        if options not in speeds:
-            result = replay_bare(requests, _traces.cost, options, concurrency)
-            speeds[options] = result.tokens_per_second
-        return speeds[options]
 
-    best = LookupFirstOptions(model="eagle3", min_confidence=0.6, lookup_k=8, model_k=3)
-    before = None
-    while before != best:
-        before = best
-        for name, values in _GRID.items():
-            best = max((best.model_copy(update={name: value}) for value in values), key=speed)
-    return {
-        "options": f"{best.min_confidence:g}, {best.lookup_k}, {best.model_k}",
-        "speed": speeds[best],
-    }
+@compiled
+def hybrid_tokens_per_second(
+    looked_up: Int16Array,
+    right: Int16Array,
+    sure: NDArray[np.bool_],
+    lookup_k: int,
+    accepted: Int16Array,
+    model_k: int,
+    prompts: Int32Array,
+    outputs: Int32Array,
+    concurrency: int,
+    prices: Float64Array,
+) -> float:
+    """``lookup_first`` on tables [requests, positions], on a packed engine.
+
+    ``prices`` are seconds per step, token and context token, the lookup's share of the forward, and
+    the model's seconds per depth and per depth and context token.
+    """
+    running = np.empty(concurrency, dtype=np.int64)
+    done = np.zeros(prompts.shape[0], dtype=np.int64)
+    n, begun, tokens = 0, 0, 0
+    seconds = 0.0
+    while True:
+        while n < concurrency and begun < prompts.shape[0]:
+            running[n] = begun
+            n += 1
+            begun += 1
+        if begun == prompts.shape[0] and n < max(1.0, concurrency / 2):
+            return tokens / seconds
+        context, drafting_context, depth, paid = 0, 0, 0, 0
+        left_over = 0
+        for i in range(n):
+            r = running[i]
+            at = done[r]
+            room = outputs[r] - at - 1
+            context += prompts[r] + at
+            if looked_up[r, at] > 0 and room > 0 and sure[r, at]:
+                verify = min(lookup_k, min(int(looked_up[r, at]), room))
+                kept = min(verify, int(right[r, at]))
+            else:
+                verify = min(model_k, room)
+                kept = min(verify, int(accepted[r, at]))
+                if verify > 0:
+                    drafting_context += prompts[r] + at
+                    depth = max(depth, verify)
+            paid += 1 + verify
+            done[r] += kept + 1
+            tokens += kept + 1
+            if done[r] < outputs[r]:
+                running[left_over] = r
+                left_over += 1
+        n = left_over
+        forward = prices[0] + prices[1] * paid + prices[2] * context
+        seconds += forward * (1.0 + prices[3]) + depth * (prices[4] + prices[5] * drafting_context)
 
 
 def clairvoyant(workload: str, half: str, concurrency: int) -> dict[str, Any]:

@@ -139,6 +139,7 @@ _CODE: dict[tuple[tuple[str, ...], str], str] = {}
 _ENGINE = (
     "replay.py",
     "hindsight.py",
+    "fixed_arms.py",
     "trace.py",
     "proposers/*.py",
     "policy/base.py",

@@ -36,6 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("controller",),
     ("replay",),
     ("hindsight",),
+    ("fixed_arms",),
     ("engine",),
     ("proposers.draft_model",),
     ("adapters",),

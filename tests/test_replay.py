@@ -16,12 +16,11 @@ from autospec import cli
 from autospec.config import Settings
 from autospec.cost_file import CostFile
 from autospec.errors import InputError
+from autospec.fixed_arms import arm_name, fixed_arms, replay_fixed
 from autospec.hindsight import (
     BarePolicy,
     Clairvoyant,
     ClairvoyantEngine,
-    arm_name,
-    fixed_arms,
     replay_bare,
     replay_clairvoyant,
     replay_plain,
@@ -318,6 +317,23 @@ def test_every_fixed_arm_is_listed() -> None:
     arms = fixed_arms([FIRST], cost_file(**LOOKUPS_AND_MODEL))
     assert len(arms) == 4 + 5 + 6
     assert arm_name(arms[0]) == "model:1"
+
+
+@pytest.mark.parametrize("shape,captured", [("packed", ()), ("padded", ()), ("stepped", (4, 16))])
+@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize("proposer", ["model", "ngram", "suffix"])
+def test_every_k_at_once_is_as_one_by_one(
+    shape: str, captured: tuple[int, ...], concurrency: int, proposer: str
+) -> None:
+    requests = random_requests(7, tokens=24)
+    cost = cost_file(shape, captured, **LOOKUPS_AND_MODEL)
+    results = list(replay_fixed(requests, cost, proposer, concurrency))
+    assert [result.arm.k for result in results] == list(range(1, len(results) + 1))
+    assert len({result.steps for result in results}) > 1
+    for result in results:
+        alone = replay_bare(requests, cost, result.arm, concurrency)
+        assert (result.tokens, result.steps) == (alone.tokens, alone.steps)
+        assert result.seconds == pytest.approx(alone.seconds, rel=1e-12)
 
 
 def test_clairvoyant_by_hand() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from autospec.policy.base import Decision, Policy, PolicyOptions, View
@@ -41,3 +42,11 @@ class LookupFirst(Policy[LookupFirstOptions]):
             k[good] = np.minimum(view.limits[lookup, good], options.lookup_k)
             proposer[good] = lookup
         return Decision(proposer, k)
+
+    def wants_offers(self) -> NDArray[np.bool_]:
+        """The chosen lookup alone."""
+        wanted = np.zeros_like(self.lookup)
+        chosen = self.index_of(self.options.lookup)
+        if chosen >= 0:
+            wanted[chosen] = self.lookup[chosen]
+        return wanted
