@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import platform
 import threading
 import time
@@ -216,7 +215,7 @@ class Controller:
             plan = self._plan(plan_id, record, batch)
         except Exception as error:
             self._fault("plan", error)
-            handles = np.asarray(batch.handles)
+            handles = np.ravel([] if batch.handles is None else batch.handles)
             zeros = np.zeros(handles.shape[0], dtype=np.int16)
             plan = Plan(
                 plan_id, handles, np.full_like(zeros, NO_PROPOSER), zeros, zeros, "fallback"
@@ -502,11 +501,14 @@ class Controller:
             if self._probes is not None:
                 self._probes.restart()
         step_seconds = result.step_seconds
-        is_timed = cost.LEAST_SECONDS < step_seconds < math.inf
+        is_timed = cost.LEAST_SECONDS < step_seconds < cost.MOST_SECONDS
         guard = None if self._guards is None else self._guards[octave_of(n)]
         if guard is not None and guard.is_holding:
             guard.note_plain()
         if is_timed:
+            if self._has_targets:
+                self.rows.decode_seconds[record.slots] += step_seconds
+                self.rows.decode_tokens[record.slots] += committed
             load = self._load_of(record, n, num_verified, longest)
             self._learn_time(plan, record, load, result, draft_seconds, total, guard)
         else:
@@ -563,9 +565,6 @@ class Controller:
             self._depth, self._draft_tokens, self._catch_up,
         )  # fmt: skip
         self.cost.observe(load, seconds, draft_seconds, result.prefill_tokens)
-        if self._has_targets:
-            self.rows.decode_seconds[record.slots] += seconds
-            self.rows.decode_tokens[record.slots] += result.committed
         if record.plain_seconds <= 0.0 or result.prefill_tokens > 0:
             return
         plain_tokens_per_second = load.requests / record.plain_seconds

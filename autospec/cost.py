@@ -33,6 +33,7 @@ ACTIVE, DEPTH, TOKENS, CATCH_UP = range(4)
 NUM_DRAFT = 4
 
 LEAST_SECONDS = 1e-7
+MOST_SECONDS = 1e5  # what takes longer, or less, was not measured
 """Shorter times are a clock's fault and teach nothing."""
 
 _NOISE = 0.05  # relative standard error of one step time, the unit of the priors below
@@ -320,7 +321,7 @@ class StepCost:
         prefill_tokens: int = 0,
     ) -> None:
         """Learn from one step. Times that are not finite and positive are ignored."""
-        if not LEAST_SECONDS < step_seconds < math.inf:
+        if not LEAST_SECONDS < step_seconds < MOST_SECONDS:
             return
         if prefill_tokens > 0:
             self._observe_prefill(load, step_seconds, prefill_tokens)
@@ -338,11 +339,11 @@ class StepCost:
                 self._set_prior(step_seconds, load.tokens, load.context_tokens)
             return
         verify_seconds = step_seconds - float(draft_seconds.sum())
-        is_timed = LEAST_SECONDS < verify_seconds < math.inf
+        is_timed = verify_seconds > LEAST_SECONDS
         if is_timed and self._learn(cell, verify_seconds):
             self._set_prior(step_seconds, load.tokens, load.context_tokens)
         for m, p in enumerate(self.models):
-            if load.depth[p] > 0 and LEAST_SECONDS < draft_seconds[p] < math.inf:
+            if load.depth[p] > 0 and LEAST_SECONDS < draft_seconds[p] < MOST_SECONDS:
                 x[:] = 0.0
                 self._fill_draft(m, load, p)
                 self._learn(2 * NUM_OCTAVES + m, float(draft_seconds[p]))

@@ -604,6 +604,26 @@ def test_impossible_counts_are_bounded(accepted: int, committed: int, tmp_path: 
         assert (counts["successes"] <= counts["trials"]).all()
 
 
+def test_a_batch_without_handles_is_empty() -> None:
+    engine = serve([lookup()], requests=1)
+    state = state_of(engine, handles=None)
+    plan = engine.controller.plan(state)
+    assert plan.mode == "fallback"
+    assert plan.k.shape == (0,)
+
+
+def test_a_machine_that_slept_for_a_day_wakes_as_it_was() -> None:
+    engine = serve([lookup(hazard=0.6)], requests=2)
+    engine.run(300)
+    before = engine.mean_k(100)
+    for _ in range(2):
+        plan = engine.controller.plan(state_of(engine))
+        zeros = np.zeros(2, dtype=np.int16)
+        engine.controller.observe(plan, StepResult(plan.verify, zeros, zeros + 1, 86_400.0))
+    engine.run(100)
+    assert engine.mean_k(50) == pytest.approx(before, rel=0.25)
+
+
 BROKEN_BATCHES: dict[str, Callable[[BatchState], BatchState]] = {
     "context": lambda b: replace(b, context_tokens=np.zeros(1, dtype=np.int32)),
     "offers": lambda b: replace(b, offer_lengths=np.ones((1, 1), dtype=np.int16)),

@@ -17,6 +17,7 @@ from autospec.policy.offer_gate import OfferGate
 from autospec.records import NO_PROPOSER, Float32Array, Int16Array, ProposerInfo
 
 _MOST_WEIGHT = 4.0  # of a request that is behind its target
+_MOST_PLAIN_STEPS = 32.0  # that one step may count for; a machine that slept tells nothing
 
 
 class GoodputOptions(PolicyOptions):
@@ -83,7 +84,7 @@ class Goodput(Policy[GoodputOptions]):
             self._rate.note(
                 outcome.requests,
                 float(outcome.committed.sum()),
-                outcome.step_seconds / outcome.plain_seconds,
+                min(outcome.step_seconds / outcome.plain_seconds, _MOST_PLAIN_STEPS),
             )
         if outcome.draft_seconds is not None and outcome.step_seconds > 0.0:
             going = float(outcome.committed.sum()) / outcome.step_seconds
