@@ -48,6 +48,7 @@ from autospec.phases import (
     report,
 )
 from autospec.profile import load_profile
+from autospec.progress import heartbeat
 from autospec.prompts import Prompt, read_prompts, workload_names
 from autospec.summary import print_summary
 
@@ -210,9 +211,9 @@ def kept_settings(
 
 def load_model(folder: Path, dtype: str, device: str, console: Console) -> CausalModel:
     """Load a model folder, saying so. Raises ModelError."""
-    say(console, f"loading {folder} …")
     transformers_logging.disable_progress_bar()
-    return CausalModel.load(folder, dtype=dtype, device=device)
+    with heartbeat(f"loading {folder}", lambda line: say(console, line)):
+        return CausalModel.load(folder, dtype=dtype, device=device)
 
 
 def compare(comparison: Comparison, console: Console) -> Outcome:
@@ -244,22 +245,24 @@ def compare(comparison: Comparison, console: Console) -> Outcome:
             say(console, f"metrics at http://{settings.metrics.address}:{server.port}/metrics")
         if adaptive and settings.journal.path is not None:
             journal = Journal(settings.journal.path, settings.journal.max_bytes)
-        arms = {
-            spec.name: Arm(spec, inputs, settings)
-            for spec in comparison.specs
-            if spec.name != ADAPTIVE
-        }
+        with heartbeat("preparing (compiles once)", lambda line: say(console, line)):
+            arms = {
+                spec.name: Arm(spec, inputs, settings)
+                for spec in comparison.specs
+                if spec.name != ADAPTIVE
+            }
+            if adaptive:
+                arms[ADAPTIVE] = Arm(
+                    ArmSpec(ADAPTIVE),
+                    inputs,
+                    _adaptive_settings(comparison),
+                    journal=journal,
+                    metrics=Metrics(registry),
+                )
         if adaptive:
-            arms[ADAPTIVE] = Arm(
-                ArmSpec(ADAPTIVE),
-                inputs,
-                _adaptive_settings(comparison),
-                journal=journal,
-                metrics=Metrics(registry),
-            )
             warm_requests = _warm_requests(comparison, arms[ADAPTIVE], console)
-        say(console, "warming up …")
-        _warm_up(comparison, inputs, token_ids)
+        with heartbeat("warming up", lambda line: say(console, line)):
+            _warm_up(comparison, inputs, token_ids)
         try:
             with open_view(console, comparison.title, measurement, len(blocks)) as view:
                 began = time.monotonic()

@@ -44,7 +44,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("live",),
     ("summary",),
     ("bench", "replay_report"),
-    ("demo", "tune", "check", "export", "report"),
+    ("demo", "record", "tune", "check", "export", "report"),
     ("cli",),
 )
 FIRST_WITH_OPTIONAL_DEPENDENCIES = next(

