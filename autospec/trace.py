@@ -92,3 +92,21 @@ def _integers(values: object) -> np.ndarray | None:
     if not isinstance(values, list) or not all(type(value) is int for value in values):
         return None
     return np.array(values, dtype=np.int64)
+
+
+def write_traces(path: Path, requests: Sequence[TraceRequest]) -> None:
+    """Replace the file by these requests, in the form that ``read_traces`` takes."""
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            for request in requests:
+                row = {
+                    "id": request.id,
+                    "workload": request.workload,
+                    "prompt_token_ids": request.prompt_token_ids.tolist(),
+                    "output_token_ids": request.output_token_ids.tolist(),
+                    "accepted": {name: each.tolist() for name, each in request.accepted.items()},
+                    "temperature": request.temperature,
+                }
+                file.write(json.dumps(row, separators=(",", ":")) + "\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
