@@ -8,6 +8,7 @@ which first token was drawn), so ``trim`` sees for these rows only what was know
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -33,6 +34,8 @@ from autospec.records import (
     Request,
     StepResult,
 )
+
+log = logging.getLogger("autospec")
 
 
 class StepController(Protocol):
@@ -78,6 +81,7 @@ class Speculator:
         self._lookups: dict[int, LookupProposer] = {}
         self._models: dict[int, ModelProposer] = {}
         self._buffers: dict[int, Drafts] = {}
+        self._failed: set[int] = set()
         for index, proposer in enumerate(proposers):
             if proposer.info.kind == "lookup":
                 self._lookups[index] = cast(LookupProposer, proposer)
@@ -158,10 +162,15 @@ class Speculator:
         distributions: list[torch.Tensor] = []
         for index, model in self._models.items():
             wanted = np.where(proposer == index, k, 0)
-            if not wanted.any():
+            if not wanted.any() or index in self._failed:
                 continue
             began = self._clock()
-            drafts = model.draft(DraftTask(history, slots, wanted.astype(np.int16), sampling))
+            task = DraftTask(history, slots, wanted.astype(np.int16), sampling)
+            try:
+                drafts = model.draft(task)
+            except Exception as error:
+                self._retire_proposer(index, error)
+                continue
             rows = np.flatnonzero(wanted)
             depth = min(width, drafts.tokens.shape[1])
             lengths[rows] = np.minimum(wanted[rows], drafts.lengths[rows])
@@ -186,7 +195,9 @@ class Speculator:
 
     def commit(self, kept: Kept, history: History) -> None:
         """Tell every model proposer what the step kept."""
-        for model in self._models.values():
+        for index, model in self._models.items():
+            if index in self._failed:
+                continue
             hidden = kept.hidden
             if hidden is not None:
                 if model.hidden_layers:
@@ -228,13 +239,19 @@ class Speculator:
             ),
         )
 
+    def _retire_proposer(self, index: int, error: Exception) -> None:
+        """A proposer failed: its state can no longer be trusted, so it drafts no more."""
+        self._failed.add(index)
+        name = (self._lookups.get(index) or self._models[index]).info.name
+        log.error("proposer %s failed and is left out from now on", name, exc_info=error)
+
     def _offer(
         self, history: History, slots: Int32Array, room: Int64Array, seconds: Float64Array
     ) -> dict[int, Drafts]:
         offers: dict[int, Drafts] = {}
         wanted = self._controller.wants_offers()
         for index, lookup in self._lookups.items():
-            if not wanted[index]:
+            if not wanted[index] or index in self._failed:
                 continue
             began = self._clock()
             buffer = self._buffers[index]
@@ -242,7 +259,11 @@ class Speculator:
             offer = Drafts(
                 buffer.tokens[:num_rows], buffer.lengths[:num_rows], buffer.confidence[:num_rows]
             )
-            lookup.propose(history, slots, offer)
+            try:
+                lookup.propose(history, slots, offer)
+            except Exception as error:
+                self._retire_proposer(index, error)
+                continue
             np.minimum(offer.lengths, room, out=offer.lengths, casting="unsafe")
             offers[index] = offer
             seconds[index] = self._clock() - began
