@@ -25,9 +25,9 @@ class BayesOptions(PolicyOptions):
     proposers: Annotated[
         tuple[str, ...] | None, Field(min_length=1, description="who may draft; null for all")
     ] = None
-    max_k: Annotated[int, Field(ge=1, le=64)] = 8
+    max_k: Annotated[int, Field(ge=1, le=64)] = 6
     window_steps: Annotated[int, Field(ge=1, description="steps that a point is tried")] = 200
-    trials: Annotated[int, Field(ge=1, le=200, description="windows that explore")] = 16
+    trials: Annotated[int, Field(ge=1, le=200, description="windows that explore")] = 12
 
 
 class Bayes(Policy[BayesOptions]):

@@ -20,7 +20,7 @@ class UcbOptions(ArmsOptions):
     name: Literal["ucb"] = "ucb"
     exploration: Annotated[
         float, Field(ge=0, le=10, description="factor on the confidence radius")
-    ] = 0.1
+    ] = 1.0
     delta: Annotated[
         float, Field(gt=0, lt=1, description="probability that a bound may be wrong")
     ] = 0.05
@@ -37,7 +37,8 @@ class Ucb(ArmsPolicy[UcbOptions]):
     """BanditSpec, arXiv 2505.15141, algorithm 4, with throughput as the reward (its section 6.2).
 
     Each arm is tried once; then the largest rate + radius, where rate is an arm's tokens over its
-    seconds and the radius is in units of the best rate.
+    seconds and the radius is in units of the best rate. A round is one request's step, so a batch
+    of n is n rounds at once.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Ucb(ArmsPolicy[UcbOptions]):
 
     def credit(self, arm: int, tokens: float, seconds: float, requests: int) -> None:
         """Add the step to its arm."""
-        self._pulls[arm] += 1.0
+        self._pulls[arm] += requests
         self._tokens[arm] += tokens
         self._seconds[arm] += seconds
 

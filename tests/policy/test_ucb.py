@@ -49,7 +49,7 @@ def test_an_arm_is_its_tokens_over_its_seconds_not_a_mean_of_ratios() -> None:
 
 
 def test_the_best_arm_is_played_most() -> None:
-    policy = policy_of(Ucb, UcbOptions())
+    policy = policy_of(Ucb, UcbOptions(exploration=0.2))
     rng = np.random.default_rng(0)
     pulls = 0
     for _ in range(2000):
@@ -60,3 +60,9 @@ def test_the_best_arm_is_played_most() -> None:
             outcome(decision, [int(rng.integers(0, 3)) + 2 * good] if decision.k[0] else [0])
         )
     assert pulls > 1500
+
+
+def test_a_step_is_a_round_for_every_request() -> None:
+    policy = policy_of(Ucb, OPTIONS)
+    policy.learn(outcome(policy.decide(view(5))))
+    assert policy.state()["pulls"] == [5.0, 0.0]
