@@ -21,7 +21,7 @@ def draw(path: Path, speeds: Mapping[str, Sequence[float]], timeline: dict[str, 
     try:
         import matplotlib
     except ModuleNotFoundError:
-        raise SystemExit("--plot needs matplotlib: pip install matplotlib") from None
+        raise SystemExit("--plot needs matplotlib: pip install 'autospec-llm[plots]'") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
