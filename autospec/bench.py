@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import time
@@ -33,7 +32,7 @@ from autospec.arms import (
 from autospec.config import Settings, load_settings
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
-from autospec.errors import InputError
+from autospec.errors import InputError, ProfileError
 from autospec.journal import Journal
 from autospec.live import open_view, say
 from autospec.metrics import Metrics, MetricsServer
@@ -41,6 +40,7 @@ from autospec.phases import (
     ADAPTIVE,
     PLAIN,
     Block,
+    BlockResult,
     Measurement,
     Phase,
     arm_order,
@@ -236,7 +236,6 @@ def compare(comparison: Comparison, console: Console) -> Outcome:
     adaptive = ADAPTIVE in names
     registry = CollectorRegistry()
     server, journal, warm_requests = None, None, None
-    budget = math.inf if comparison.budget_seconds is None else comparison.budget_seconds
     interrupted = False
     saved: Path | None = None
     try:
@@ -245,44 +244,17 @@ def compare(comparison: Comparison, console: Console) -> Outcome:
             say(console, f"metrics at http://{settings.metrics.address}:{server.port}/metrics")
         if adaptive and settings.journal.path is not None:
             journal = Journal(settings.journal.path, settings.journal.max_bytes)
-        with heartbeat("preparing (compiles once)", lambda line: say(console, line)):
-            arms = {
-                spec.name: Arm(spec, inputs, settings)
-                for spec in comparison.specs
-                if spec.name != ADAPTIVE
-            }
-            if adaptive:
-                arms[ADAPTIVE] = Arm(
-                    ArmSpec(ADAPTIVE),
-                    inputs,
-                    _adaptive_settings(comparison),
-                    journal=journal,
-                    metrics=Metrics(registry),
-                )
+        arms = _make_arms(comparison, inputs, journal, Metrics(registry), console)
         if adaptive:
             warm_requests = _warm_requests(comparison, arms[ADAPTIVE], console)
         with heartbeat("warming up", lambda line: say(console, line)):
             _warm_up(comparison, inputs, token_ids)
         try:
-            with open_view(console, comparison.title, measurement, len(blocks)) as view:
-                began = time.monotonic()
-                for number, block in enumerate(blocks):
-                    elapsed = time.monotonic() - began
-                    if block.round > 0 and elapsed > budget * number / len(blocks):
-                        continue
-                    served: dict[str, Served] = {}
-                    for name in arm_order(names, number):
-                        view.begin(block, name)
-                        requests = _requests(comparison, block, number, token_ids)
-                        load = comparison.phases[block.phase].load
-                        served[name] = arms[name].serve(requests, load, view.step)
-                        view.end(block, name, served[name].result)
-                    measurement.add_round(block.phase, _compared(served))
+            _serve_blocks(comparison, blocks, arms, token_ids, measurement, console)
         except KeyboardInterrupt:
             interrupted = True
-        controller = arms[ADAPTIVE].controller if adaptive else None
-        if controller is not None and settings.profile.path is not None:
-            saved = controller.save(settings.profile.path)
+        if adaptive:
+            saved = _save(arms[ADAPTIVE], settings.profile.path, console)
     finally:
         if journal is not None:
             journal.close()
@@ -295,6 +267,63 @@ def compare(comparison: Comparison, console: Console) -> Outcome:
         None if journal is None else journal.path,
         interrupted,
     )
+
+
+def _make_arms(
+    comparison: Comparison,
+    inputs: ArmInputs,
+    journal: Journal | None,
+    metrics: Metrics,
+    console: Console,
+) -> dict[str, Arm]:
+    """Every arm by name; only the adaptive one is journaled and counted in the metrics."""
+    arms = {}
+    with heartbeat("preparing (compiles once)", lambda line: say(console, line)):
+        for spec in comparison.specs:
+            if spec.name == ADAPTIVE:
+                settings = _adaptive_settings(comparison)
+                arms[ADAPTIVE] = Arm(spec, inputs, settings, journal=journal, metrics=metrics)
+            else:
+                arms[spec.name] = Arm(spec, inputs, comparison.settings)
+    return arms
+
+
+def _serve_blocks(
+    comparison: Comparison,
+    blocks: Sequence[Block],
+    arms: Mapping[str, Arm],
+    token_ids: Mapping[str, list[int]],
+    measurement: Measurement,
+    console: Console,
+) -> None:
+    """The timed part: every block under every arm, arms taking turns at being first."""
+    budget = comparison.budget_seconds
+    began = time.monotonic()
+    with open_view(console, comparison.title, measurement, len(blocks)) as view:
+        for number, block in enumerate(blocks):
+            share = number / len(blocks)
+            late = budget is not None and time.monotonic() - began > budget * share
+            if block.round > 0 and late:
+                continue
+            served: dict[str, Served] = {}
+            for name in arm_order(measurement.arms, number):
+                view.begin(block, name)
+                requests = _requests(comparison, block, number, token_ids)
+                load = comparison.phases[block.phase].load
+                served[name] = arms[name].serve(requests, load, view.step)
+                view.end(block, name, served[name].result)
+            measurement.add_round(block.phase, _compared(served))
+
+
+def _save(arm: Arm, path: Path | None, console: Console) -> Path | None:
+    """Add what the arm learned to the profile; a profile of something else is left alone."""
+    if arm.controller is None or path is None:
+        return None
+    try:
+        return arm.controller.save(path)
+    except ProfileError as error:
+        say(console, f"profile not saved: {error}")
+        return None
 
 
 def _adaptive_settings(comparison: Comparison) -> Settings:
@@ -394,7 +423,7 @@ def _warm_up(comparison: Comparison, inputs: ArmInputs, token_ids: Mapping[str, 
         arm.serve(requests, load)
 
 
-def _compared(served: Mapping[str, Served]) -> dict[str, Any]:
+def _compared(served: Mapping[str, Served]) -> dict[str, BlockResult]:
     """Results with the number of requests whose tokens are those of plain decoding."""
     plain = served.get(PLAIN)
     if plain is None:

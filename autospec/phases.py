@@ -163,16 +163,6 @@ class Measurement:
         speeds = [(tokens_per_second(mine), tokens_per_second(other)) for mine, other in pairs]
         return tuple(mine / other for mine, other in speeds if mine and other)
 
-    def best_static(self) -> str | None:
-        """The arm with one fixed choice, plain included, that was fastest in total."""
-        totals = self.total()
-        speeds = {
-            arm: speed
-            for arm in self.arms
-            if arm != ADAPTIVE and (speed := tokens_per_second(totals[arm])) is not None
-        }
-        return max(speeds, key=lambda arm: speeds[arm]) if speeds else None
-
 
 def plan_blocks(phases: Sequence[Phase], prompts: Sequence[Prompt]) -> tuple[Block, ...]:
     """Requests for every round: workloads take turns, and each goes round its own prompts.

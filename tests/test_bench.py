@@ -15,6 +15,7 @@ from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from autospec import bench
 from autospec.arms import Arm, ArmInputs, ArmSpec, Served, StepView, encode, parse_arms
 from autospec.bench import BenchOptions, bench_phases, parse_loads, run_bench
 from autospec.config import load_settings
@@ -147,6 +148,34 @@ def test_the_second_run_starts_warm_and_says_so(options: BenchOptions, tmp_path:
     assert figures(options)["settings"]["warm_start_requests"] == pytest.approx(2, abs=0.01)
     _, shown = run(options)
     assert "learned on 4 requests" in shown
+
+
+def test_a_profile_of_something_else_is_left_alone(options: BenchOptions, tmp_path: Path) -> None:
+    options = replace(options, loads=(1,), rounds=1, profile=tmp_path / "profile.json")
+    assert options.profile is not None
+    run(options)
+    saved = options.profile.read_text(encoding="utf-8").replace("float64", "float32")
+    options.profile.write_text(saved, encoding="utf-8")
+    code, shown = run(options)
+    assert code == 0
+    assert f"cold start: no profile that fits in {options.profile}" in shown
+    assert "profile not saved: " in shown
+    assert "dtype is 'float32'" in shown
+    assert options.profile.read_text(encoding="utf-8") == saved
+    assert figures(options)["files"]["profile"] is None
+
+
+def test_a_machine_too_slow_skips_rounds_but_no_phase(
+    options: BenchOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = bench.compare
+
+    def hurried(comparison: bench.Comparison, console: Console) -> bench.Outcome:
+        return compare(replace(comparison, budget_seconds=0.0), console)
+
+    monkeypatch.setattr(bench, "compare", hurried)
+    run(options)
+    assert [phase["rounds"] for phase in figures(options)["phases"]] == [1, 1, 1, 1]
 
 
 def test_a_terminal_gets_a_live_panel(
