@@ -83,21 +83,22 @@ class Problem:
             return self.base_value + value - self.rate * seconds
         return (self.base_value + value) / seconds
 
-    def best(self) -> float:
-        """The best score of all choices."""
+    def best(self, pattern: Int16Array | None = None) -> float:
+        """The best score of all choices, or of those that use exactly these models."""
         num_proposers, n = self.limits.shape
         rows = [
             [(NONE, 0)]
             + [(p, k) for p in range(num_proposers) for k in range(1, self.limits[p, i] + 1)]
             for i in range(n)
         ]
-        return max(
-            self.score(
-                np.array([p for p, _ in choice], dtype=np.int16),
-                np.array([k for _, k in choice], dtype=np.int16),
-            )
-            for choice in itertools.product(*rows)
-        )
+        best = -np.inf
+        for choice in itertools.product(*rows):
+            proposer = np.array([p for p, _ in choice], dtype=np.int16)
+            used = [p in proposer for p in np.flatnonzero(~self.lookup)]
+            if pattern is None or used == (pattern[~self.lookup] > 0).tolist():
+                k = np.array([k for _, k in choice], dtype=np.int16)
+                best = max(best, self.score(proposer, k))
+        return best
 
 
 def draw(
@@ -293,17 +294,18 @@ def test_hold_keeps_the_models_unless_the_gain_is_large() -> None:
     kept = 0
     for _ in range(150):
         problem = draw(rng)
-        free = problem.solve()
         held = np.where(rng.random(3) < 0.5, 0, ~problem.lookup).astype(np.int16)
         answer = problem.solve(held_depth=held, hold=0.05)
         assert_legal(problem, answer)
         score = problem.score(answer.proposer, answer.k)
-        best = problem.score(free.proposer, free.k)
+        best, best_held = problem.best(), problem.best(held)
         if ((answer.depth > 0) == (held > 0)).all():
             kept += 1
+            assert score >= 0.99 * best_held
             assert score * 1.05 >= best - 1e-6
         else:
             assert score == pytest.approx(best, rel=1e-6)
+            assert score >= 1.025 * best_held  # the search holds by the base value alone
     assert 20 < kept < 150
 
 
