@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from autospec import cli
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.proposers.draft_model import DraftModelProposer
@@ -86,6 +87,26 @@ def test_traces_are_read_as_written(tmp_path: Path) -> None:
     [again] = read_traces([path])
     assert (again.id, again.workload, again.temperature) == ("a", None, 0.0)
     assert again.accepted["draft_model"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "out,message", [("t.jsonl", "no-model"), ("missing/t.jsonl", "--out"), (".", "--out")]
+)
+def test_the_command_refuses_what_cannot_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    out: str,
+    message: str,
+) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"id": "a", "workload": "chat", "prompt": "hi"}\n')
+    options = ["--target", tmp_path / "no-model", "--prompts", prompts, "--out", tmp_path / out]
+    monkeypatch.setattr("sys.argv", ["autospec", "record", *map(str, options)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.fixture(autouse=True)
