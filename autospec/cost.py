@@ -45,6 +45,8 @@ _LEAST_ERROR = 0.01
 _MOST_ERROR = 0.2
 _FORGET_KEEP = 0.002
 _REFERENCE_STEPS = 15
+_FIRST_TOKENS = 8
+_TRUST = 1.5
 _MIXED_STEPS = 32
 _SWEEPS = 8
 
@@ -306,6 +308,7 @@ class StepCost:
         self._reference = np.zeros(4)
         self._first_steps: list[tuple[float, float, float]] = []
         self._is_loaded = False
+        self._most_tokens = 0
         self._precision = np.zeros((size, size))
         self._target = np.zeros(size)
         self._x = np.zeros(size)
@@ -329,6 +332,7 @@ class StepCost:
         is_early = len(self._first_steps) < _REFERENCE_STEPS and not self._is_loaded
         if is_early and self._set_scale(load, step_seconds):
             return
+        self._most_tokens = max(self._most_tokens, load.tokens)
         cell = int(load.speculating) * NUM_OCTAVES + octave_of(load.requests)
         x = self._x
         self._fill_verify(load)
@@ -396,6 +400,15 @@ class StepCost:
                 self._fill_draft(m, load, p)
                 seconds += float(self._x @ self.beta)
         return seconds
+
+    def trusted_tokens(self, requests: int) -> float:
+        """Up to how many paid tokens a step's price can be told: somewhat beyond the most seen.
+
+        Whoever asks a new engine for more may pay many times what it takes to learn the price.
+        """
+        if self._is_loaded:
+            return math.inf
+        return max(requests + _FIRST_TOKENS, _TRUST * self._most_tokens)
 
     @property
     def relative_error(self) -> float:

@@ -65,7 +65,12 @@ class Goodput(Policy[GoodputOptions]):
         """The allocation of this step; plain while nothing is known of the cost."""
         if not view.cost.is_known:
             return plain(view.requests)
-        chosen = self._allocate(view, view.hazards, view.limits, self._prices(view), hold=True)
+        prices = self._prices(view)
+        chosen = self._allocate(view, view.hazards, view.limits, prices, hold=True)
+        spare = view.cost.trusted_tokens(view.requests) - view.requests
+        if chosen.k.sum() > spare:
+            limits = np.minimum(view.limits, _shares(int(spare), view.limits.any(axis=0)))
+            chosen = self._allocate(view, view.hazards, limits, prices, hold=True)
         self._held_depth = chosen.depth
         self._gate.expect(chosen.advantage)
         return Decision(chosen.proposer, chosen.k)
@@ -155,3 +160,8 @@ class Goodput(Policy[GoodputOptions]):
         self._held_depth = np.array(state["held_depth"], dtype=np.int16)
         self._rate.restore(state["rate"])
         self._gate.restore(state["gate"])
+
+
+def _shares(tokens: int, takers: NDArray[np.bool_]) -> Int16Array:
+    """Draft tokens dealt out evenly [n] to the requests that can take some, rounded up."""
+    return np.where(takers, -(-tokens // takers.sum()), 0).astype(np.int16)
