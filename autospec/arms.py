@@ -110,6 +110,7 @@ class _Tap:
         self.accepted = 0
         self.last: Counter[Choice] = Counter()
         self.mode = PLAIN
+        self._step: tuple[Plan, ControllerResult] | None = None
 
     @property
     def k_max(self) -> int:
@@ -129,6 +130,15 @@ class _Tap:
 
     def observe(self, plan: Plan, result: ControllerResult) -> None:
         self._controller.observe(plan, result)
+        self._step = plan, result
+
+    def count_step(self) -> None:
+        """Count what the last step did; called outside the timed part."""
+        if self._step is None:  # a step of prompts alone
+            self.last = Counter()
+            return
+        plan, result = self._step
+        self._step = None
         verified = result.verified.tolist()
         self.last = Counter(
             Choice(self._names[proposer], k) if k > 0 and proposer >= 0 else Choice(OFF, 0)
@@ -222,6 +232,8 @@ class Arm:
             events = self.decoder.step()
             step_seconds = time.perf_counter() - began
             seconds += step_seconds
+            if tap is not None:
+                tap.count_step()
             step_tokens = 0
             for event in events:
                 if event.token_ids:
