@@ -37,7 +37,7 @@ def draw(path: Path, speeds: Mapping[str, Sequence[float]], timeline: dict[str, 
             label=name,
             color="crimson" if ours else "black" if bound else colors(index % 20),
             linewidth=2.5 if ours else 1.2,
-            linestyle="--" if bound else "-",
+            linestyle={"clairvoyant": ":", "best fixed": "--"}.get(name, "-"),
             marker="o" if ours else ".",
             zorder=3 if ours else 2,
         )
