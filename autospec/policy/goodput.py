@@ -69,7 +69,7 @@ class Goodput(Policy[GoodputOptions]):
         chosen = self._allocate(view, view.hazards, view.limits, prices, hold=True)
         spare = view.cost.trusted_tokens(view.requests) - view.requests
         if chosen.k.sum() > spare:
-            limits = np.minimum(view.limits, _shares(int(spare), view.limits.any(axis=0)))
+            limits = np.minimum(view.limits, _shares(int(spare), view.limits.max(axis=0) > 0))
             chosen = self._allocate(view, view.hazards, limits, prices, hold=True)
         self._held_depth = chosen.depth
         self._gate.expect(chosen.advantage)
@@ -163,5 +163,7 @@ class Goodput(Policy[GoodputOptions]):
 
 
 def _shares(tokens: int, takers: NDArray[np.bool_]) -> Int16Array:
-    """Draft tokens dealt out evenly [n] to the requests that can take some, rounded up."""
-    return np.where(takers, -(-tokens // takers.sum()), 0).astype(np.int16)
+    """Draft tokens dealt out evenly [n] to the requests that can take some."""
+    rank = np.cumsum(takers) - 1
+    share, left = divmod(tokens, int(takers.sum()))
+    return np.where(takers, share + (rank < left), 0).astype(np.int16)
