@@ -432,7 +432,7 @@ def table(cells: Sequence[Cell]) -> str:
             continue
         lines += [f"## {title}\n", "| | cell | figure | bound | | |", "|---|---|---|---|---|---|"]
         for cell in chosen:
-            bound = "" if cell.passed is None else f">= {cell.least:g}"
+            bound = "" if cell.least is None else f">= {cell.least:g}"
             if cell.most is not None:
                 bound = f"<= {cell.most:.3g}"
             verdict = {None: "", True: "pass", False: "FAIL"}[cell.passed]
