@@ -18,6 +18,7 @@ from autospec.prompts import Prompt
 
 PLAIN = "plain"
 ADAPTIVE = "adaptive"
+_MOST_NAMED = 4
 OFF = "off"
 """Who drafted for a request in a step without drafts."""
 
@@ -34,7 +35,9 @@ class Phase:
 
     @property
     def workload(self) -> str:
-        """The workloads in one word, as reported."""
+        """The workloads in a few words, as reported."""
+        if len(self.workloads) > _MOST_NAMED:
+            return f"mix of {len(self.workloads)}"
         return "+".join(self.workloads)
 
 
@@ -207,6 +210,7 @@ def report(measurement: Measurement) -> dict[str, Any]:
         phases.append(
             {
                 "workload": phase.workload,
+                "workloads": list(phase.workloads),
                 "load": phase.load,
                 "requests": phase.requests,
                 "max_tokens": phase.max_tokens,

@@ -44,6 +44,7 @@ def test_workloads_take_turns_and_go_round_their_prompts() -> None:
         ["chat2", "code0", "chat0"],
     ]
     assert phases[1].workload == "code+chat"
+    assert Phase(1, tuple("abcde"), 5, 8).workload == "mix of 5"
 
 
 def test_a_workload_without_prompts_is_refused() -> None:
