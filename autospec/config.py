@@ -126,7 +126,7 @@ class Settings(_Section):
 
     version: Literal[1]
     policy: AnyPolicy = Field(default_factory=_default_policy)
-    max_k: Annotated[int, Field(ge=0, le=64, description="cap on k for every request")] = 16
+    max_k: Annotated[int, Field(ge=0, le=64, description="cap on k for every request")] = 32
     proposers: Annotated[
         tuple[str, ...] | None, Field(description="proposers that may draft; null allows all")
     ] = None

@@ -237,7 +237,7 @@ class Controller:
             verify = np.maximum(np.minimum(drafted, plan.k), 0)
             if record.plan_id == plan.id:
                 record.drafted[:] = verify
-                if confidence is not None and self.policy.adaptive and self.k_max > 0:
+                if confidence is not None and record.has_models and self.policy.adaptive:
                     confidence = checked(confidence, FLOAT32, (n, self.k_max), "confidence")
                     verify = self._trim(plan, record, verify, confidence)
             plan = Plan(
@@ -342,18 +342,20 @@ class Controller:
             record.hazards,
             self.rows.last_proposer,
             record.slots,
+            self.learned.lookup,
+            record.stale,
             proposer,
             k,
+            self._depth,
+            self._draft_tokens,
+            self._catch_up,
         )
-        sum_up_models(
-            proposer, k, record.stale, self.learned.lookup,
-            self._depth, self._draft_tokens, self._catch_up,
-        )  # fmt: skip
         if verified == 0 and mode == "speculate":
             mode = "plain"
+        drafting = [m for m in self.cost.models if self._depth[m]]
+        record.has_models = bool(drafting)
         if self._probes is not None and n > 0:
-            used = [PLAIN] if verified == 0 else [m for m in self.cost.models if self._depth[m]]
-            self._probes.note(n, used, mode == "probe")
+            self._probes.note(n, drafting if verified else [PLAIN], mode == "probe")
         seconds = None
         if record.plain_seconds > 0.0:
             seconds = self.cost.predict(self._load_of(record, n, verified, longest))
@@ -541,7 +543,8 @@ class Controller:
         if draft is None:
             return None
         draft = checked(draft, FLOAT64, (len(self.proposers),), "draft_seconds")
-        if draft.min(initial=0.0) >= 0.0 and draft.sum() < result.step_seconds:
+        parts = draft.tolist()  # a few numbers: faster than numpy's reductions
+        if sum(parts) < result.step_seconds and all(part >= 0.0 for part in parts):
             return draft
         self._dropped("unusable draft time")
         return None

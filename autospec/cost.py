@@ -334,23 +334,23 @@ class StepCost:
             return
         self._most_tokens = max(self._most_tokens, load.tokens)
         cell = int(load.speculating) * NUM_OCTAVES + octave_of(load.requests)
-        x = self._x
         self._fill_verify(load)
-        if draft_seconds is None or not draft_seconds.min(initial=0.0) >= 0.0:
+        parts = None if draft_seconds is None else draft_seconds.tolist()
+        if parts is None or not all(part >= 0.0 for part in parts):
             for m, p in enumerate(self.models):
                 self._fill_draft(m, load, p)
             if self._learn(cell, step_seconds):
                 self._set_prior(step_seconds, load.tokens, load.context_tokens)
             return
-        verify_seconds = step_seconds - float(draft_seconds.sum())
+        verify_seconds = step_seconds - sum(parts)
         is_timed = verify_seconds > LEAST_SECONDS
         if is_timed and self._learn(cell, verify_seconds):
             self._set_prior(step_seconds, load.tokens, load.context_tokens)
         for m, p in enumerate(self.models):
-            if load.depth[p] > 0 and LEAST_SECONDS < draft_seconds[p] < MOST_SECONDS:
-                x[:] = 0.0
+            if load.depth[p] > 0 and LEAST_SECONDS < parts[p] < MOST_SECONDS:
+                self._x[:] = 0.0
                 self._fill_draft(m, load, p)
-                self._learn(2 * NUM_OCTAVES + m, float(draft_seconds[p]))
+                self._learn(2 * NUM_OCTAVES + m, parts[p])
 
     def verify_seconds(
         self, tokens: int, requests: int, context_tokens: int, speculating: bool

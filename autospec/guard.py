@@ -10,8 +10,8 @@ class Guard:
     """Turns speculation off for a while when it lost more than ``margin`` against plain decoding.
 
     One guard watches one octave of load, so that a loss under overload holds nothing back when the
-    load has fallen. Sums over the last ``window_steps`` speculative steps or so; each further activation that
-    follows soon holds twice as long, up to 32 times ``hold_steps``.
+    load has fallen. Sums over the last ``window_steps`` speculative steps or so; each further
+    activation that follows soon holds twice as long, up to 32 times ``hold_steps``.
     """
 
     def __init__(self, margin: float, window_steps: int, hold_steps: int) -> None:

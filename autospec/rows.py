@@ -126,6 +126,7 @@ class StepRecord:
         self.context_tokens = 0
         self.waiting = 0
         self.is_trimmed = False
+        self.has_models = False
         self.view: View | None = None
         self.arm = NO_ARM
         self._make(0)
@@ -224,6 +225,28 @@ def fill_rows(
 
 
 @compiled
+def sum_up_models(
+    proposer: Int16Array,
+    k: Int16Array,
+    stale: Float64Array,
+    lookup: NDArray[np.bool_],
+    depth: Float64Array,
+    draft_tokens: Float64Array,
+    catch_up: Float64Array,
+) -> None:
+    """What each model does in a step [p]: depth, draft tokens and tokens to catch up on."""
+    depth[:] = 0.0
+    draft_tokens[:] = 0.0
+    catch_up[:] = 0.0
+    for i in range(proposer.shape[0]):
+        p = proposer[i]
+        if p >= 0 and k[i] > 0 and not lookup[p]:
+            depth[p] = max(depth[p], k[i])
+            draft_tokens[p] += k[i]
+            catch_up[p] += stale[p, i]
+
+
+@compiled
 def bound_decision(
     proposer: Int16Array,
     k: Int16Array,
@@ -231,12 +254,18 @@ def bound_decision(
     hazards: Float32Array,
     last_proposer: Int16Array,
     slots: Int32Array,
+    lookup: NDArray[np.bool_],
+    stale: Float64Array,
     bounded_proposer: Int16Array,
     bounded_k: Int16Array,
+    depth: Float64Array,
+    draft_tokens: Float64Array,
+    catch_up: Float64Array,
 ) -> tuple[float, int, int, int]:
     """Force a decision into its limits and sum it up.
 
-    Returns (expected committed tokens, tokens to verify, longest k, switches of proposer).
+    Returns (expected committed tokens, tokens to verify, longest k, switches of proposer), and
+    fills what the models will do, as ``sum_up_models``.
     """
     expected = 0.0
     verified = 0
@@ -263,29 +292,8 @@ def bound_decision(
             if last_proposer[s] != p:
                 switches += 1
             last_proposer[s] = p
+    sum_up_models(bounded_proposer, bounded_k, stale, lookup, depth, draft_tokens, catch_up)
     return expected, verified, longest, switches
-
-
-@compiled
-def sum_up_models(
-    proposer: Int16Array,
-    k: Int16Array,
-    stale: Float64Array,
-    lookup: NDArray[np.bool_],
-    depth: Float64Array,
-    draft_tokens: Float64Array,
-    catch_up: Float64Array,
-) -> None:
-    """What each model does in a step [p]: depth, draft tokens and tokens to catch up on."""
-    depth[:] = 0.0
-    draft_tokens[:] = 0.0
-    catch_up[:] = 0.0
-    for i in range(proposer.shape[0]):
-        p = proposer[i]
-        if p >= 0 and k[i] > 0 and not lookup[p]:
-            depth[p] = max(depth[p], k[i])
-            draft_tokens[p] += k[i]
-            catch_up[p] += stale[p, i]
 
 
 @compiled

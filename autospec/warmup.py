@@ -61,8 +61,8 @@ def warm_up(proposers: Sequence[ProposerInfo], engine: EngineInfo, k_max: int) -
         step_cost.observe(load, 1.0, None)
     proposer, k = np.zeros((2, n), dtype=np.int16)
     bound_decision(
-        proposer, k, record.limits, record.hazards, rows.last_proposer, record.slots,
-        proposer.copy(), k.copy(),
+        proposer, k, record.limits, record.hazards, rows.last_proposer, record.slots, lookup,
+        record.stale, proposer.copy(), k.copy(), depth, draft_tokens, catch_up,
     )  # fmt: skip
     sum_up_models(proposer, k, record.stale, lookup, depth, draft_tokens, catch_up)
     clean_result(

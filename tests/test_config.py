@@ -28,7 +28,7 @@ def mistakes(text: str) -> str:
 def test_the_least_file_has_every_default() -> None:
     settings = parse_settings("version: 1")
     assert settings.policy.model_dump()["name"] == "goodput"
-    assert settings.max_k == 16
+    assert settings.max_k == 32
     assert settings.guard.margin == 0.02
 
 

@@ -68,7 +68,7 @@ class Goodput(Policy[GoodputOptions]):
         prices = self._prices(view)
         chosen = self._allocate(view, view.hazards, view.limits, prices, hold=True)
         spare = view.cost.trusted_tokens(view.requests) - view.requests
-        if chosen.k.sum() > spare:
+        if spare < chosen.k.shape[0] * view.hazards.shape[2] and chosen.k.sum() > spare:
             limits = np.minimum(view.limits, _shares(int(spare), view.limits.max(axis=0) > 0))
             chosen = self._allocate(view, view.hazards, limits, prices, hold=True)
         self._held_depth = chosen.depth
@@ -85,14 +85,15 @@ class Goodput(Policy[GoodputOptions]):
 
     def learn(self, outcome: Outcome) -> None:
         """The going rate, and whether the lookups are worth their time."""
+        committed = float(outcome.committed.sum())
         if outcome.plain_seconds > 0.0 and not outcome.has_prefill:
             self._rate.note(
                 outcome.requests,
-                float(outcome.committed.sum()),
+                committed,
                 min(outcome.step_seconds / outcome.plain_seconds, _MOST_PLAIN_STEPS),
             )
         if outcome.draft_seconds is not None and outcome.step_seconds > 0.0:
-            going = float(outcome.committed.sum()) / outcome.step_seconds
+            going = committed / outcome.step_seconds
             self._gate.note(
                 outcome.proposer,
                 outcome.accepted,
