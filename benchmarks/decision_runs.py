@@ -121,7 +121,7 @@ def cost_of(name: str) -> CostFile:
     cost = _traces.cost
     if name == "padded":
         return cost.model_copy(update={"shape": "padded"})
-    factor = {"base": 1, "token x4": 4, "token x10": 10}[name]
+    factor = {"base": 1, "token x4": 4, "token x10": 10, "token x100": 100}[name]
     token = cost.step.per_token_seconds * factor
     step = StepSeconds(**{**cost.step.model_dump(), "per_token_seconds": token})
     return cost.model_copy(update={"step": step})
@@ -471,7 +471,7 @@ def swing(half: str) -> dict[str, Any]:
 def off_and_back(half: str, concurrency: int) -> dict[str, Any]:
     """Steps until something is drafted again after an overload in which nothing paid."""
     requests = shuffled(chosen(MIX, half), None, SEED)
-    engine = make_engine(requests, cost_of("token x10"), 128)
+    engine = make_engine(requests, cost_of("token x100"), 128)
     tap = Tap(make_controller(engine, _traces.settings))
     loop = ClosedLoop(engine, tap, requests, 128)
     shares = []
@@ -481,13 +481,22 @@ def off_and_back(half: str, concurrency: int) -> dict[str, Any]:
         assert tap.plan_made is not None
         shares.append(float((tap.plan_made.k > 0).mean()))
     loop.concurrency = concurrency
-    steps = 0
-    while loop.step():
+    models = np.flatnonzero(~engine.lookup)
+    steps, first, first_model = 0, None, None
+    while first_model is None and loop.step():
         steps += 1
         assert tap.plan_made is not None
-        if tap.plan_made.mode == "speculate":
-            break
-    return {"steps": steps, "before": float(np.mean(shares[-100:])), "overload": len(shares)}
+        if tap.plan_made.mode != "speculate":
+            continue
+        first = steps if first is None else first
+        if np.isin(tap.plan_made.proposer, models).any():
+            first_model = steps
+    return {
+        "steps": first,
+        "model_steps": first_model,
+        "before": float(np.mean(shares[-100:])),
+        "overload": len(shares),
+    }
 
 
 def warm(half: str, workload: str, concurrency: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -333,8 +334,13 @@ def back_specs(options: argparse.Namespace) -> list[Spec]:
 def back_cells(runs: Runs, options: argparse.Namespace) -> Iterator[Cell]:
     for _, (half, b) in back_specs(options):
         run = runs["off_and_back", (half, b)]
-        note = f"speculating share of requests in the overload's last 100 steps {run['before']:.3f}"
-        yield Cell("steps until back", _label((MIX, half, b)), run["steps"], most=50, note=note)
+        note = (
+            f"a model is back after {run['model_steps']}; in the last 100 of {run['overload']} "
+            f"steps of overload {run['before']:.1%} of the requests speculated"
+        )
+        yield Cell(
+            "steps until back", _label((MIX, half, b)), run["steps"] or math.inf, most=50, note=note
+        )
 
 
 def warm_specs(options: argparse.Namespace) -> list[Spec]:
