@@ -468,11 +468,18 @@ def swing(half: str) -> dict[str, Any]:
     }
 
 
-def off_and_back(half: str, concurrency: int) -> dict[str, Any]:
-    """Steps until something is drafted again after an overload in which nothing paid."""
+def off_and_back(half: str, concurrency: int, drafting: str) -> dict[str, Any]:
+    """Steps until something is drafted again after an overload in which nothing paid.
+
+    ``drafting`` is ``all``, or ``models`` to leave the lookups out.
+    """
     requests = shuffled(chosen(MIX, half), None, SEED)
     engine = make_engine(requests, cost_of("token x100"), 128)
-    tap = Tap(make_controller(engine, _traces.settings))
+    settings = _traces.settings
+    if drafting == "models":
+        names = tuple(info.name for info in engine.proposers if info.kind != "lookup")
+        settings = settings.model_copy(update={"proposers": names})
+    tap = Tap(make_controller(engine, settings))
     loop = ClosedLoop(engine, tap, requests, 128)
     shares = []
     for _ in range(_OVERLOAD_STEPS):
@@ -481,22 +488,13 @@ def off_and_back(half: str, concurrency: int) -> dict[str, Any]:
         assert tap.plan_made is not None
         shares.append(float((tap.plan_made.k > 0).mean()))
     loop.concurrency = concurrency
-    models = np.flatnonzero(~engine.lookup)
-    steps, first, first_model = 0, None, None
-    while first_model is None and loop.step():
+    steps = 0
+    while loop.step():
         steps += 1
         assert tap.plan_made is not None
-        if tap.plan_made.mode != "speculate":
-            continue
-        first = steps if first is None else first
-        if np.isin(tap.plan_made.proposer, models).any():
-            first_model = steps
-    return {
-        "steps": first,
-        "model_steps": first_model,
-        "before": float(np.mean(shares[-100:])),
-        "overload": len(shares),
-    }
+        if tap.plan_made.mode == "speculate":
+            break
+    return {"steps": steps, "before": float(np.mean(shares[-100:])), "overload": len(shares)}
 
 
 def warm(half: str, workload: str, concurrency: int) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import multiprocessing
 import os
 import sys
@@ -328,19 +327,23 @@ def bad_cells(runs: Runs, options: argparse.Namespace) -> Iterator[Cell]:
 
 
 def back_specs(options: argparse.Namespace) -> list[Spec]:
-    return [("off_and_back", (half, b)) for half in options.halves for b in (1, 4)]
+    return [
+        ("off_and_back", (half, b, drafting))
+        for half in options.halves
+        for b in (1, 4)
+        for drafting in ("all", "models")
+    ]
 
 
 def back_cells(runs: Runs, options: argparse.Namespace) -> Iterator[Cell]:
-    for _, (half, b) in back_specs(options):
-        run = runs["off_and_back", (half, b)]
+    for _, (half, b, drafting) in back_specs(options):
+        run = runs["off_and_back", (half, b, drafting)]
         note = (
-            f"a model is back after {run['model_steps']}; in the last 100 of {run['overload']} "
-            f"steps of overload {run['before']:.1%} of the requests speculated"
+            f"in the last 100 of {run['overload']} steps of overload {run['before']:.1%} of the "
+            "requests speculated"
         )
-        yield Cell(
-            "steps until back", _label((MIX, half, b)), run["steps"] or math.inf, most=50, note=note
-        )
+        name = f"{_label((MIX, half, b))}, {drafting} drafting"
+        yield Cell("steps until back", name, run["steps"], most=50, note=note)
 
 
 def warm_specs(options: argparse.Namespace) -> list[Spec]:
