@@ -3,7 +3,8 @@
 Run ``python benchmarks/decisions.py TRACE_DIR [--arrivals FILE.csv] [--json OUT] [--plot OUT]``.
 The folder holds ``cost.yaml`` and one JSONL trace per workload. Every cell is printed with its
 bound; everything is measured on all requests and on both halves (even and odd lines). Runs are
-kept in the JSON file and reused while their code is the same, so it can be interrupted.
+kept in the JSON file and reused while AutoSpec's code is the same, so it can be interrupted;
+remove the file after changing decision_runs.py.
 """
 
 from __future__ import annotations
