@@ -4,8 +4,9 @@ A hazard is P(position j is accepted | the positions before it were). Its eviden
 raw confidence of a lookup draft's token, or, for a model that has not drafted yet, what the lookups
 say of the request (``offer_bins``). Counts are kept per (workload, proposer, position bucket, bin)
 and pooled over workloads; a Beta posterior shrinks a workload's cell towards the pooled one, and
-that towards a prior. Two offsets then move the log-odds: the request's own, and, at the first
-position, that of the token the draft continues. Each is a Gaussian belief updated by one Newton
+that towards a prior: a raw confidence taken at its word, moved in log-odds by an offset of its
+proposer. Two more offsets then move the log-odds: the request's own, and, at the first position,
+that of the token the draft continues. Each offset is a Gaussian belief updated by one Newton
 step of the logistic likelihood per observation (assumed-density filtering, Opper 1998), forgetting
 by bounded precision. Survival S_j is the running product of hazards.
 
@@ -69,6 +70,8 @@ class Shrinkage:
     drift_slack: float = 0.08
     drift_threshold: float = 20.0
     drift_keep: float = 0.1
+    proposer: float = 4.0
+    proposer_limit: float = 60.0
 
     def as_array(self) -> Float64Array:
         """The fields in order, for the kernels."""
@@ -164,6 +167,8 @@ def _learn_row(
     successes: Float64Array,
     trials: Float64Array,
     fresh: Float64Array,
+    priors: Float64Array,
+    proposer_offset: Float64Array,
     drift: Float64Array,
     strengths: Float64Array,
     bucket_of: UInt8Array,
@@ -182,6 +187,9 @@ def _learn_row(
             successes[w, p, q, b] = successes[w, p, q, b] * keep + hit
         fresh[w, p, 0, q, b] += hit
         fresh[w, p, 1, q, b] += 1.0
+        prior = priors[p, b]
+        proposer_offset[1] = min(proposer_offset[1] + prior * (1.0 - prior), strengths[11])
+        proposer_offset[0] += (hit - prior) / proposer_offset[1]
         h = expected[j]
         residual = hit - h
         information = h * (1.0 - h)
@@ -195,6 +203,7 @@ def _learn_row(
         if max(drift[w, p, 0], drift[w, p, 1]) > strengths[8]:
             drift[w, p, :] = 0.0
             alarm = 1
+    proposer_offset[0] = min(max(proposer_offset[0], -_MOST_OFFSET), _MOST_OFFSET)
     request_offset[0] = min(max(request_offset[0], -_MOST_OFFSET), _MOST_OFFSET)
     token_offset[0] = min(max(token_offset[0], -_MOST_OFFSET), _MOST_OFFSET)
     if alarm:
@@ -223,6 +232,9 @@ def learn_rows(
     successes: Float64Array,
     trials: Float64Array,
     fresh: Float64Array,
+    raw_priors: Float64Array,
+    priors: Float64Array,
+    proposer_offset: Float64Array,
     request_offset: Float64Array,
     token_offset: Float64Array,
     drift: Float64Array,
@@ -262,10 +274,17 @@ def learn_rows(
                 successes,
                 trials,
                 fresh,
+                priors,
+                proposer_offset[p],
                 drift,
                 strengths,
                 bucket_of,
             )
+    for p in range(lookup.shape[0]):
+        odds = np.exp(proposer_offset[p, 0])
+        for b in range(priors.shape[1]):
+            scaled = raw_priors[p, b] * odds
+            priors[p, b] = scaled / (scaled + 1.0 - raw_priors[p, b])
     return alarms
 
 
@@ -290,7 +309,12 @@ class HazardTable:
         self.successes = np.zeros(cells)
         self.trials = np.zeros(cells)
         self.fresh = np.zeros((cells[0], cells[1], 2, cells[2], cells[3]))
-        self.priors = np.where(by_confidence[:, None], _confidence_prior()[None, :], _MODEL_PRIOR)
+        self._raw_priors = np.where(
+            by_confidence[:, None], _confidence_prior()[None, :], _MODEL_PRIOR
+        )
+        self.priors = self._raw_priors.copy()
+        self.proposer_offset = np.zeros((len(lookup), 2))
+        self.proposer_offset[:, 1] = shrinkage.proposer
         self.request_offset = np.zeros((num_slots, len(lookup), 2))  # mean, precision
         self.token_offset = np.zeros((len(lookup), NUM_TOKEN_BUCKETS, 2))
         self.token_offset[:, :, 1] = shrinkage.token
@@ -384,6 +408,9 @@ class HazardTable:
             self.successes,
             self.trials,
             self.fresh,
+            self._raw_priors,
+            self.priors,
+            self.proposer_offset,
             self.request_offset,
             self.token_offset,
             self.drift,
@@ -419,12 +446,8 @@ class HazardTable:
         self.fresh[workload, proposer] += (successes, trials)
 
 
-def survivals(hazards: Float64Array) -> Float64Array:
-    """S_j [k]: the running product of hazards [k]."""
-    return np.cumprod(hazards)
-
-
 def _confidence_prior() -> Float64Array:
     """A raw confidence is taken at its word until it has been seen."""
-    edges = np.array((0.0, *BIN_EDGES, 1.0))
-    return (edges[1:] + edges[:-1]) / 2
+    edges: Float64Array = np.array((0.0, *BIN_EDGES, 1.0))
+    middles: Float64Array = (edges[1:] + edges[:-1]) / 2
+    return middles

@@ -67,6 +67,9 @@ from autospec.workload import OTHER, Workloads
 log = logging.getLogger("autospec")
 
 _STEPS_UNDER_WAY = 32
+MOST_K = 64
+"""The longest draft of one request in one step that any proposer may have."""
+
 _SPEEDUP_WINDOW_STEPS = 1024
 _PROBE_K = 3
 _PROBE_REQUESTS = 8
@@ -648,6 +651,11 @@ def _usable(settings: Settings, proposers: Sequence[ProposerInfo]) -> Int16Array
     names = [info.name for info in proposers]
     if len(set(names)) < len(names):
         raise ConfigError(f"proposers: every name must differ, found {names}")
+    for info in proposers:
+        if not 1 <= info.max_k <= MOST_K:
+            raise ConfigError(
+                f"proposers: {info.name!r} has max_k {info.max_k}; it must be 1 to {MOST_K}"
+            )
     allowed = names if settings.proposers is None else settings.proposers
     for name in allowed:
         if name not in names:

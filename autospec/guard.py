@@ -20,7 +20,10 @@ class Guard:
         self._hold = hold_steps
         self._holds = 0
         self._left = 0
-        self._clear()
+        self._steps = 0.0
+        self._committed = 0.0
+        self._plain = 0.0
+        self._squares = 0.0
 
     @property
     def is_holding(self) -> bool:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autospec.acceptance import NUM_BINS, POOLED, HazardTable, Shrinkage, UInt8Array, survivals
-from autospec.records import Float32Array, Float64Array, Int32Array
+from autospec.acceptance import NUM_BINS, POOLED, HazardTable, Shrinkage, UInt8Array
+from autospec.records import Float32Array, Int32Array
 
 K = 8
 LOOKUP, MODEL = 0, 1
@@ -315,10 +315,6 @@ def test_growing_keeps_requests() -> None:
     assert Rows(table, [4 * SLOTS - 1]).hazards[0, MODEL, 0] > before[0, MODEL, 0]
 
 
-def test_survivals_are_running_products() -> None:
-    assert survivals(np.array([0.5, 0.5, 1.0])).tolist() == [0.5, 0.25, 0.25]
-
-
 outcomes = st.tuples(
     st.integers(1, SLOTS - 1),  # slot
     st.integers(1, 3),  # workload
@@ -345,7 +341,7 @@ def test_whatever_was_seen_hazards_are_probabilities(
     assert np.isfinite(rows.hazards).all()
     assert ((rows.hazards > 0) & (rows.hazards < 1)).all()
     for i in range(SLOTS):
-        curve: Float64Array = survivals(rows.hazards[i, MODEL].astype(np.float64))
+        curve = np.cumprod(rows.hazards[i, MODEL].astype(np.float64))
         assert (np.diff(curve) <= 0).all()
     assert (table.successes >= 0).all()
     assert (table.successes <= table.trials + 1e-9).all()
@@ -378,7 +374,8 @@ def test_a_success_never_lowers_and_a_failure_never_raises(
     verified: int, data: st.DataObject
 ) -> None:
     accepted = data.draw(st.integers(0, verified))
-    table = make_table()
+    fixed = Shrinkage(proposer=1e12, proposer_limit=1e12)  # priors that do not move
+    table = make_table(shrinkage=fixed)
     before = Rows(table, [1]).hazards[0, MODEL].copy()
     Rows(table, [1]).learn(verified, accepted)
     after = Rows(table, [2]).hazards[0, MODEL]  # another request of the workload
@@ -387,6 +384,18 @@ def test_a_success_never_lowers_and_a_failure_never_raises(
     if accepted == 0:
         assert after[0] < before[0]
         assert after[1:] == pytest.approx(before[1:])
+
+
+def test_what_is_seen_of_a_proposer_moves_what_was_not_seen_yet() -> None:
+    """Failures at the first position lower the prior of cells without a count of their own."""
+    table = make_table()
+    before = Rows(table, [1]).hazards[0].copy()
+    for _ in range(20):
+        Rows(table, [1]).learn(3, 0)
+    after = Rows(table, [2]).hazards[0]
+    assert (after[MODEL, 1:] < before[MODEL, 1:] - 0.1).all()
+    other = 1 - MODEL
+    assert after[other] == pytest.approx(before[other])
 
 
 def test_draft_evidence_follows_confidence() -> None:
