@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -548,13 +548,17 @@ def _window_speeds(marks: Sequence[Mark]) -> list[float]:
 
 @cache
 def _capacity(half: str) -> float:
-    """Requests per second of plain decoding when all come at once."""
+    """Requests per second of plain decoding while all slots are taken, prefill included."""
     requests = _requests(MIX, half, MAX_RUNNING)
     engine = make_engine(requests, _traces.cost, MAX_RUNNING)
     decider = BarePolicy(OffOptions(), engine)
-    arrivals = [0.0] * len(requests)
-    result = run_open(engine, decider, requests, arrivals, MAX_RUNNING, rate=0.0)
-    return len(requests) / result.seconds
+    waiting = deque(requests)
+    while waiting:
+        while waiting and engine.has_room:
+            engine.start(waiting.popleft(), decider, arrival=0.0)
+        engine.step(decider, len(waiting))
+    mean_tokens = sum(len(each.output_token_ids) for each in requests) / len(requests)
+    return engine.tokens / engine.seconds / mean_tokens
 
 
 def _figures(result: ReplayResult) -> dict[str, Any]:
