@@ -397,7 +397,7 @@ class Controller:
             rows = self.policy.rng.choice(rows, _PROBE_REQUESTS, replace=False)
         proposer, k = decision.proposer.copy(), decision.k.copy()
         proposer[rows] = model
-        k[rows] = _PROBE_K
+        k[rows] = self.policy.rng.integers(1, _PROBE_K + 1)  # depths must differ to be told apart
         return Decision(proposer, k)
 
     def _view(

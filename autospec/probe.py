@@ -9,13 +9,16 @@ from autospec.octave import NUM_OCTAVES, octave_of
 PLAIN = -1
 """The arm that is plain decoding; the others are the numbers of model proposers."""
 
+_FAR_OCTAVES = 2
+
 
 class ProbeClocks:
     """Steps since each arm was last in use, and how long to wait before trying it.
 
     After a probe an arm waits ``backoff`` times longer for the next, up to ``max_steps``; a model
-    that the policy uses by itself starts again at ``first_steps``. Plain decoding has a clock for
-    each octave of load, since its cost differs there.
+    that the policy uses by itself starts again at ``first_steps``, and so do all models when the
+    load has moved by two octaves: what did not pay there may pay here. Plain decoding has a clock
+    for each octave of load, since its cost differs there.
     """
 
     def __init__(
@@ -27,6 +30,7 @@ class ProbeClocks:
         self._models = tuple(models)
         self._idle: dict[int, int] = dict.fromkeys(self._models, 0)
         self._wait: dict[int, float] = dict.fromkeys(self._models, self._first)
+        self._home = 0  # the octave that the models' waits belong to
         self._plain_idle = [0] * NUM_OCTAVES
         self._plain_wait = [self._first] * NUM_OCTAVES
 
@@ -43,6 +47,9 @@ class ProbeClocks:
     def note(self, requests: int, used: Sequence[int], probe: bool) -> None:
         """A step was planned: ``used`` models draft in it, or PLAIN alone."""
         octave = octave_of(requests)
+        if abs(octave - self._home) >= _FAR_OCTAVES:
+            self._home = octave
+            self._wait = dict.fromkeys(self._models, self._first)
         if PLAIN in used:
             self._plain_idle[octave] = 0
             if probe:

@@ -78,3 +78,11 @@ def test_restart_looks_again_soon() -> None:
     clocks.note(1, [MODEL], True)
     clocks.restart()
     assert run(clocks, 10, [PLAIN])[0] == 4
+
+
+def test_another_load_starts_the_models_anew() -> None:
+    clocks = ProbeClocks([MODEL], first_steps=4, backoff=8.0, max_steps=10_000)
+    run(clocks, 400, [PLAIN], requests=64)  # long waits by now
+    for _ in range(5):
+        clocks.note(1, [PLAIN], probe=False)
+    assert clocks.due(1, [MODEL]) == MODEL

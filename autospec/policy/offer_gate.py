@@ -12,7 +12,7 @@ from autospec.compiled import compiled
 from autospec.records import Float64Array, Int16Array
 
 _WINDOW_STEPS = 128.0
-_LOOK_STEPS = 16
+_LOOK_STEPS = 32
 _FIRST_PAUSE_STEPS = 64
 _MAX_PAUSE_STEPS = 512
 
