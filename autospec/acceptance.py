@@ -91,6 +91,15 @@ def confidence_bins(
 
 
 @compiled
+def draft_bins(
+    confidence: Float32Array, limits: Int16Array, bin_of: UInt8Array, bins: UInt8Array
+) -> None:
+    """``confidence_bins`` of fresh drafts for every proposer [p, n]."""
+    for p in range(limits.shape[0]):
+        confidence_bins(confidence, limits[p], bin_of, bins, p)
+
+
+@compiled
 def offer_bins(
     lookup: NDArray[np.bool_],
     offer_lengths: Int16Array,
@@ -346,8 +355,7 @@ class HazardTable:
         self, confidence: Float32Array, limits: Int16Array, bins: UInt8Array
     ) -> None:
         """Write the bins of fresh drafts' confidences [n, k], up to the limits [p, n]."""
-        for p in range(limits.shape[0]):
-            confidence_bins(confidence, limits[p], _BIN_OF, bins, p)
+        draft_bins(confidence, limits, _BIN_OF, bins)
 
     def hazards(
         self,

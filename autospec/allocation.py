@@ -146,7 +146,12 @@ def _batch_surplus(
 
 @compiled
 def _pattern_kept(depth: Int16Array, held: Int16Array) -> bool:
-    return bool(np.all((depth > 0) == (held > 0)))
+    """Whether the same models are in use."""
+    changed = 0
+    for p in range(depth.shape[0]):
+        if (depth[p] > 0) != (held[p] > 0):
+            changed += 1
+    return changed == 0
 
 
 @compiled
@@ -548,6 +553,18 @@ def solve(
                 break
             price = next_price
     return best_value, best_seconds
+
+
+@compiled
+def limits_of(proposer: Int16Array, k: Int16Array, limits: Int16Array) -> int:
+    """Write the limits [p, n] that leave each request its own k; returns how many there are."""
+    limits[:] = 0
+    count = 0
+    for i in range(proposer.shape[0]):
+        if proposer[i] >= 0 and k[i] > 0:
+            limits[proposer[i], i] = k[i]
+            count += 1
+    return count
 
 
 def allocate(

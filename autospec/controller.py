@@ -59,6 +59,7 @@ from autospec.rows import (
     bound_decision,
     clean_result,
     fill_rows,
+    select_drafted,
     sum_up_models,
 )
 from autospec.warmup import warm_up
@@ -449,13 +450,10 @@ class Controller:
     def _trim(
         self, plan: Plan, record: StepRecord, verify: Int16Array, confidence: Float32Array
     ) -> Int16Array:
-        by_model = (plan.proposer >= 0) & ~self.learned.lookup[plan.proposer]
-        rows = np.flatnonzero(by_model & (verify > 0) & ~np.isnan(confidence[:, 0]))
-        if len(rows) == 0 or record.view is None:
-            return verify
         limits = record.draft_limits
-        limits[:] = 0
-        limits[plan.proposer[rows], rows] = verify[rows]
+        drafts = select_drafted(plan.proposer, verify, confidence, self.learned.lookup, limits)
+        if drafts == 0 or record.view is None:
+            return verify
         self.learned.drafted.draft_evidence(confidence, limits, record.draft_bins)
         record.draft_hazards[:] = record.hazards
         self.learned.drafted.hazards(

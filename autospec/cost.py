@@ -23,6 +23,8 @@ from autospec.records import EngineInfo, Float64Array, Int32Array, ProposerInfo,
 LAYOUT = "cost/1"
 KNOTS = np.array([0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0])
 NUM_SEGMENTS = len(KNOTS)
+_STARTS = tuple(KNOTS.tolist())
+_ENDS = (*_STARTS[1:], math.inf)
 FIXED = 0
 SLOPES = 1
 CONTEXT = SLOPES + NUM_SEGMENTS
@@ -251,22 +253,37 @@ def _learn(
 
 
 @compiled
-def _verify_seconds(
-    beta: Float64Array,
-    knots: Float64Array,
+def _fill_and_learn(
     tokens: float,
     requests: float,
     context: float,
-    speculating: bool,
-) -> float:
-    segments = knots.shape[0]
-    seconds = (
-        beta[0]
-        + token_seconds(tokens, beta[1 : 1 + segments], knots)
-        + beta[1 + segments] * context
-        + beta[2 + segments] * requests
-    )
-    return float(seconds + beta[3 + segments] if speculating else seconds)
+    speculating: float,
+    knots: Float64Array,
+    x: Float64Array,
+    seconds: float,
+    cell: int,
+    first_cell: int,
+    last_cell: int,
+    most_surprise: float,
+    health: Float64Array,
+    doubt: Float64Array,
+    cell_gram: Float64Array,
+    cell_moment: Float64Array,
+    gram: Float64Array,
+    moment: Float64Array,
+    fresh_gram: Float64Array,
+    fresh_moment: Float64Array,
+    fresh_weight: Float64Array,
+    precision: Float64Array,
+    target: Float64Array,
+    beta: Float64Array,
+) -> bool:
+    """``_learn`` of a target forward, in one call since it is made in every step."""
+    _verify_features(tokens, requests, context, speculating, knots, x)
+    return _learn(
+        x, seconds, cell, first_cell, last_cell, most_surprise, health, doubt, cell_gram,
+        cell_moment, gram, moment, fresh_gram, fresh_moment, fresh_weight, precision, target, beta,
+    )  # fmt: skip
 
 
 class StepCost:
@@ -285,7 +302,6 @@ class StepCost:
     ) -> None:
         self.engine = engine
         self._most_surprise = _SURPRISE if follows_jumps else math.inf
-        self._num_proposers = len(proposers)
         self.captured = np.array(engine.captured_sizes, dtype=np.int32)
         self.models = sorted(
             (p for p, info in enumerate(proposers) if info.kind != "lookup"),
@@ -297,6 +313,8 @@ class StepCost:
         self.is_known = False
         self._mixed_steps = 0
         self._fastest_mixed = math.inf
+        self._coefficients: list[float] = self.beta.tolist()
+        self._draft_coefficients = np.zeros((len(proposers), NUM_DRAFT))
         self._num_cells = 2 * NUM_OCTAVES + len(self.models)
         self._cell_gram = np.zeros((self._num_cells, size, size))
         self._cell_moment = np.zeros((self._num_cells, size))
@@ -334,29 +352,39 @@ class StepCost:
             return
         self._most_tokens = max(self._most_tokens, load.tokens)
         cell = int(load.speculating) * NUM_OCTAVES + octave_of(load.requests)
-        self._fill_verify(load)
         parts = None if draft_seconds is None else draft_seconds.tolist()
         if parts is None or not all(part >= 0.0 for part in parts):
+            self._fill_verify(load)
             for m, p in enumerate(self.models):
                 self._fill_draft(m, load, p)
             if self._learn(cell, step_seconds):
                 self._set_prior(step_seconds, load.tokens, load.context_tokens)
+            self._refresh()
             return
         verify_seconds = step_seconds - sum(parts)
         is_timed = verify_seconds > LEAST_SECONDS
-        if is_timed and self._learn(cell, verify_seconds):
+        if is_timed and self._learn_verify(load, cell, verify_seconds):
             self._set_prior(step_seconds, load.tokens, load.context_tokens)
         for m, p in enumerate(self.models):
             if load.depth[p] > 0 and LEAST_SECONDS < parts[p] < MOST_SECONDS:
                 self._x[:] = 0.0
                 self._fill_draft(m, load, p)
                 self._learn(2 * NUM_OCTAVES + m, parts[p])
+        self._refresh()
 
     def verify_seconds(
         self, tokens: int, requests: int, context_tokens: int, speculating: bool
     ) -> float:
         """Predicted seconds of a target forward over ``tokens`` paid tokens."""
-        return _verify_seconds(self.beta, KNOTS, tokens, requests, context_tokens, speculating)
+        b = self._coefficients
+        seconds = b[FIXED] + b[CONTEXT] * context_tokens + b[REQUESTS] * requests
+        if speculating:
+            seconds += b[SPECULATING]
+        for slope, start, end in zip(b[SLOPES:CONTEXT], _STARTS, _ENDS, strict=True):
+            if tokens <= start:
+                break
+            seconds += slope * (min(tokens, end) - start)
+        return seconds
 
     def plain_seconds(self, requests: int, context_tokens: int) -> float:
         """Predicted seconds of a plain decoding step."""
@@ -367,8 +395,8 @@ class StepCost:
 
     def base_seconds(self, requests: int, context_tokens: int) -> float:
         """The part of a step that does not depend on how many tokens are verified."""
-        b = self.beta
-        return float(b[FIXED] + b[CONTEXT] * context_tokens + b[REQUESTS] * requests)
+        b = self._coefficients
+        return b[FIXED] + b[CONTEXT] * context_tokens + b[REQUESTS] * requests
 
     @property
     def slopes(self) -> Float64Array:
@@ -378,16 +406,12 @@ class StepCost:
     @property
     def draft_coefficients(self) -> Float64Array:
         """[p, 4]: seconds per step in use, per depth, per drafted and per caught-up token."""
-        coefficients = np.zeros((self._num_proposers, NUM_DRAFT))
-        for m, p in enumerate(self.models):
-            start = NUM_VERIFY + NUM_DRAFT * m
-            coefficients[p] = self.beta[start : start + NUM_DRAFT]
-        return coefficients
+        return self._draft_coefficients
 
     @property
     def speculating_seconds(self) -> float:
         """What any draft adds to a target forward, its tokens apart."""
-        return float(self.beta[SPECULATING])
+        return self._coefficients[SPECULATING]
 
     def predict(self, load: StepLoad) -> float:
         """Predicted seconds of a whole step, drafting included."""
@@ -396,9 +420,14 @@ class StepCost:
         )
         for m, p in enumerate(self.models):
             if load.depth[p] > 0:
-                self._x[:] = 0.0
-                self._fill_draft(m, load, p)
-                seconds += float(self._x @ self.beta)
+                start = NUM_VERIFY + NUM_DRAFT * m
+                active, depth, tokens, catch_up = self._coefficients[start : start + NUM_DRAFT]
+                seconds += (
+                    active
+                    + depth * float(load.depth[p])
+                    + tokens * float(load.draft_tokens[p])
+                    + catch_up * float(load.catch_up_tokens[p])
+                )
         return seconds
 
     def trusted_tokens(self, requests: int) -> float:
@@ -429,6 +458,7 @@ class StepCost:
             self._is_loaded = True
             self._set_prior(seconds / count, tokens / count, context / count)
             _solve(self._gram, self._moment, self._precision, self._target, self.beta, 500)
+            self._refresh()
 
     def take_fresh(self) -> Mapping[str, Float64Array]:
         """Additive statistics since the last call.
@@ -452,6 +482,21 @@ class StepCost:
         self._fresh_moment += statistics["moment"]
         self._fresh_weight += statistics["weight"]
         self._reference += statistics["reference"]
+
+    def _refresh(self) -> None:
+        """Coefficients as Python floats: what is asked for many times a step costs no call."""
+        self._coefficients = self.beta.tolist()
+        for m, p in enumerate(self.models):
+            start = NUM_VERIFY + NUM_DRAFT * m
+            self._draft_coefficients[p] = self.beta[start : start + NUM_DRAFT]
+
+    def _learn_verify(self, load: StepLoad, cell: int, seconds: float) -> bool:
+        return _fill_and_learn(
+            load.tokens, load.requests, load.context_tokens, load.speculating, KNOTS, self._x,
+            seconds, cell, 0, 2 * NUM_OCTAVES, self._most_surprise, self._health[0], self._doubt,
+            self._cell_gram, self._cell_moment, self._gram, self._moment, self._fresh_gram,
+            self._fresh_moment, self._fresh_weight, self._precision, self._target, self.beta,
+        )  # fmt: skip
 
     def _learn(self, cell: int, seconds: float) -> bool:
         part = max(0, cell - 2 * NUM_OCTAVES + 1)
@@ -529,6 +574,7 @@ class StepCost:
             self._prior(start + CATCH_UP, 0.0, 0.01 * seconds)
         self.is_known = True
         _solve(self._gram, self._moment, self._precision, self._target, self.beta, 200)
+        self._refresh()
 
     def _prior(self, feature: int, mean: float, deviation: float) -> None:
         precision = _NOISE**2 / deviation**2

@@ -297,6 +297,25 @@ def bound_decision(
 
 
 @compiled
+def select_drafted(
+    proposer: Int16Array,
+    verify: Int16Array,
+    confidence: Float32Array,
+    lookup: NDArray[np.bool_],
+    limits: Int16Array,
+) -> int:
+    """Limits [p, n] of the model drafts whose confidence is known; returns their number."""
+    limits[:] = 0
+    count = 0
+    for i in range(proposer.shape[0]):
+        p = proposer[i]
+        if p >= 0 and not lookup[p] and verify[i] > 0 and not np.isnan(confidence[i, 0]):
+            limits[p, i] = verify[i]
+            count += 1
+    return count
+
+
+@compiled
 def clean_result(
     handles: Int64Array,
     generation: Int64Array,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autospec.acceptance import NUM_TOKEN_BUCKETS, HazardTable, Shrinkage
-from autospec.allocation import Prices, allocate, latency_gains, throughput_gains
+from autospec.allocation import Prices, allocate, latency_gains, limits_of, throughput_gains
 from autospec.cost import StepCost, StepLoad
 from autospec.records import EngineInfo, ProposerInfo
 from autospec.rows import (
@@ -17,6 +17,7 @@ from autospec.rows import (
     bound_decision,
     clean_result,
     fill_rows,
+    select_drafted,
     sum_up_models,
 )
 
@@ -59,11 +60,14 @@ def warm_up(proposers: Sequence[ProposerInfo], engine: EngineInfo, k_max: int) -
     for speculating in (False, True):
         load = StepLoad(1, 1, 1, speculating, depth, draft_tokens, catch_up)
         step_cost.observe(load, 1.0, None)
+        step_cost.observe(load, 1.0, np.zeros(p))
     proposer, k = np.zeros((2, n), dtype=np.int16)
     bound_decision(
         proposer, k, record.limits, record.hazards, rows.last_proposer, record.slots, lookup,
         record.stale, proposer.copy(), k.copy(), depth, draft_tokens, catch_up,
     )  # fmt: skip
+    confidence = nothing.confidence[0]
+    select_drafted(proposer, k, confidence, lookup, record.draft_limits)
     sum_up_models(proposer, k, record.stale, lookup, depth, draft_tokens, catch_up)
     clean_result(
         handles, rows.generation, rows.running, k, k, k, k, record.slots, record.known,
@@ -71,6 +75,7 @@ def warm_up(proposers: Sequence[ProposerInfo], engine: EngineInfo, k_max: int) -
     )  # fmt: skip
     gains = np.zeros_like(record.hazards)
     latency_gains(record.hazards, record.limits, np.ones(n), gains)
+    limits_of(proposer, k, record.limits.copy())
     throughput_gains(record.hazards, record.limits, gains)
     allocate(
         gains,

@@ -10,11 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from autospec.allocation import Allocation, Prices, allocate, latency_gains, throughput_gains
+from autospec.allocation import (
+    Allocation,
+    Prices,
+    allocate,
+    latency_gains,
+    limits_of,
+    throughput_gains,
+)
 from autospec.policy.base import Decision, Outcome, Policy, PolicyOptions, View, plain
 from autospec.policy.going_rate import GoingRate
 from autospec.policy.offer_gate import OfferGate
-from autospec.records import NO_PROPOSER, Float32Array, Int16Array, ProposerInfo
+from autospec.records import Float32Array, Int16Array, ProposerInfo
 
 _MOST_WEIGHT = 4.0  # of a request that is behind its target
 _MOST_PLAIN_STEPS = 32.0  # that one step may count for; a machine that slept tells nothing
@@ -77,9 +84,8 @@ class Goodput(Policy[GoodputOptions]):
 
     def trim(self, view: View, decision: Decision, hazards: Float32Array) -> Int16Array:
         """The same program with drafting already paid and the drafts' confidences known."""
-        rows = np.flatnonzero(decision.proposer != NO_PROPOSER)
-        limits = np.zeros_like(view.limits)
-        limits[decision.proposer[rows], rows] = decision.k[rows]
+        limits = np.empty_like(view.limits)
+        limits_of(decision.proposer, decision.k, limits)
         prices = replace(self._prices(view), draft=np.zeros((len(self.proposers), 4)))
         return self._allocate(view, hazards, limits, prices, hold=False).k
 
