@@ -5,8 +5,9 @@ raw confidence of a lookup draft's token, or, for a model that has not drafted y
 say of the request (``offer_bins``). Counts are kept per (workload, proposer, position bucket, bin)
 and pooled over workloads; a Beta posterior shrinks a workload's cell towards the pooled one, and
 that towards a prior: a raw confidence taken at its word, moved in log-odds by an offset of its
-proposer. Two more offsets then move the log-odds: the request's own, and, at the first position,
-that of the token the draft continues. Each offset is a Gaussian belief updated by one Newton
+proposer. The pooled cell is moved by an offset of the workload before a workload's cell leans on
+it. Two more offsets then move the log-odds: the request's own, and, at the first position, that of
+the token the draft continues. Each offset is a Gaussian belief updated by one Newton
 step of the logistic likelihood per observation (assumed-density filtering, Opper 1998), forgetting
 by bounded precision. Survival S_j is the running product of hazards.
 
@@ -72,6 +73,8 @@ class Shrinkage:
     drift_keep: float = 0.1
     proposer: float = 4.0
     proposer_limit: float = 60.0
+    label: float = 1.0
+    label_limit: float = 60.0
 
     def as_array(self) -> Float64Array:
         """The fields in order, for the kernels."""
@@ -136,6 +139,7 @@ def fill_hazards(
     successes: Float64Array,
     trials: Float64Array,
     priors: Float64Array,
+    workload_offset: Float64Array,
     request_offset: Float64Array,
     token_offset: Float64Array,
     strengths: Float64Array,
@@ -148,6 +152,7 @@ def fill_hazards(
         for p in range(limits.shape[0]):
             if limits[p, i] == 0:
                 continue
+            label = np.exp(workload_offset[w, p, 0])
             offset = request_offset[slots[i], p, 0]
             odds = np.exp(offset)
             first = np.exp(offset + token_offset[p, token_buckets[i], 0])
@@ -157,6 +162,8 @@ def fill_hazards(
                 h = (successes[0, p, q, b] + priors[p, b] * strengths[0]) / (
                     trials[0, p, q, b] + strengths[0]
                 )
+                scaled = h * label
+                h = scaled / (scaled + (1.0 - h))
                 h = (successes[w, p, q, b] + h * strengths[1]) / (trials[w, p, q, b] + strengths[1])
                 scaled = h * (first if j == 0 else odds)
                 h = scaled / (scaled + (1.0 - h))
@@ -178,6 +185,7 @@ def _learn_row(
     fresh: Float64Array,
     priors: Float64Array,
     proposer_offset: Float64Array,
+    workload_offset: Float64Array,
     drift: Float64Array,
     strengths: Float64Array,
     bucket_of: UInt8Array,
@@ -189,6 +197,15 @@ def _learn_row(
         b = bins[j]
         q = bucket_of[j]
         hit = 1.0 if j < num_success else 0.0
+        prior = priors[p, b]
+        proposer_offset[1] = min(proposer_offset[1] + prior * (1.0 - prior), strengths[11])
+        proposer_offset[0] += (hit - prior) / proposer_offset[1]
+        if w > 0:
+            h = (successes[0, p, q, b] + prior * strengths[0]) / (trials[0, p, q, b] + strengths[0])
+            scaled = h * np.exp(workload_offset[0])
+            pooled = scaled / (scaled + 1.0 - h)
+            workload_offset[1] = min(workload_offset[1] + pooled * (1.0 - pooled), strengths[13])
+            workload_offset[0] += (hit - pooled) / workload_offset[1]
         trials[0, p, q, b] = trials[0, p, q, b] * keep + 1.0
         successes[0, p, q, b] = successes[0, p, q, b] * keep + hit
         if w > 0:
@@ -196,9 +213,6 @@ def _learn_row(
             successes[w, p, q, b] = successes[w, p, q, b] * keep + hit
         fresh[w, p, 0, q, b] += hit
         fresh[w, p, 1, q, b] += 1.0
-        prior = priors[p, b]
-        proposer_offset[1] = min(proposer_offset[1] + prior * (1.0 - prior), strengths[11])
-        proposer_offset[0] += (hit - prior) / proposer_offset[1]
         h = expected[j]
         residual = hit - h
         information = h * (1.0 - h)
@@ -213,6 +227,7 @@ def _learn_row(
             drift[w, p, :] = 0.0
             alarm = 1
     proposer_offset[0] = min(max(proposer_offset[0], -_MOST_OFFSET), _MOST_OFFSET)
+    workload_offset[0] = min(max(workload_offset[0], -_MOST_OFFSET), _MOST_OFFSET)
     request_offset[0] = min(max(request_offset[0], -_MOST_OFFSET), _MOST_OFFSET)
     token_offset[0] = min(max(token_offset[0], -_MOST_OFFSET), _MOST_OFFSET)
     if alarm:
@@ -244,6 +259,7 @@ def learn_rows(
     raw_priors: Float64Array,
     priors: Float64Array,
     proposer_offset: Float64Array,
+    workload_offset: Float64Array,
     request_offset: Float64Array,
     token_offset: Float64Array,
     drift: Float64Array,
@@ -285,6 +301,7 @@ def learn_rows(
                 fresh,
                 priors,
                 proposer_offset[p],
+                workload_offset[workloads[i], p],
                 drift,
                 strengths,
                 bucket_of,
@@ -324,6 +341,8 @@ class HazardTable:
         self.priors = self._raw_priors.copy()
         self.proposer_offset = np.zeros((len(lookup), 2))
         self.proposer_offset[:, 1] = shrinkage.proposer
+        self.workload_offset = np.zeros((num_workloads, len(lookup), 2))
+        self.workload_offset[:, :, 1] = shrinkage.label
         self.request_offset = np.zeros((num_slots, len(lookup), 2))  # mean, precision
         self.token_offset = np.zeros((len(lookup), NUM_TOKEN_BUCKETS, 2))
         self.token_offset[:, :, 1] = shrinkage.token
@@ -376,6 +395,7 @@ class HazardTable:
             self.successes,
             self.trials,
             self.priors,
+            self.workload_offset,
             self.request_offset,
             self.token_offset,
             self._strengths,
@@ -419,6 +439,7 @@ class HazardTable:
             self._raw_priors,
             self.priors,
             self.proposer_offset,
+            self.workload_offset,
             self.request_offset,
             self.token_offset,
             self.drift,

@@ -50,7 +50,7 @@ _REFERENCE_STEPS = 15
 _FIRST_TOKENS = 8
 _TRUST = 1.5
 _MIXED_STEPS = 32
-_SWEEPS = 8
+_SWEEPS = 5
 
 
 @dataclass(frozen=True, slots=True)

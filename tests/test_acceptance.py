@@ -374,7 +374,7 @@ def test_a_success_never_lowers_and_a_failure_never_raises(
     verified: int, data: st.DataObject
 ) -> None:
     accepted = data.draw(st.integers(0, verified))
-    fixed = Shrinkage(proposer=1e12, proposer_limit=1e12)  # priors that do not move
+    fixed = Shrinkage(proposer=1e12, proposer_limit=1e12, label=1e12, label_limit=1e12)
     table = make_table(shrinkage=fixed)
     before = Rows(table, [1]).hazards[0, MODEL].copy()
     Rows(table, [1]).learn(verified, accepted)
@@ -396,6 +396,20 @@ def test_what_is_seen_of_a_proposer_moves_what_was_not_seen_yet() -> None:
     assert (after[MODEL, 1:] < before[MODEL, 1:] - 0.1).all()
     other = 1 - MODEL
     assert after[other] == pytest.approx(before[other])
+
+
+def test_a_new_workload_is_told_from_the_others_by_a_few_failures() -> None:
+    """It has no cells of its own yet; what the others taught of them is moved as a whole."""
+    table = make_table()
+    for _ in range(300):
+        Rows(table, [1], workload=1).learn(3, 3)
+    trusted = Rows(table, [2], workload=2).hazards[0, MODEL].copy()
+    for _ in range(4):
+        Rows(table, [2], workload=2).learn(3, 0)
+    doubted = Rows(table, [3], workload=2).hazards[0, MODEL]
+    assert (trusted[:3] > 0.95).all()
+    odds_kept = doubted / (1 - doubted) / (trusted / (1 - trusted))
+    assert (odds_kept[1:3] < 0.05).all()  # positions that were never reached
 
 
 def test_draft_evidence_follows_confidence() -> None:
