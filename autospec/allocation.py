@@ -61,13 +61,15 @@ class Prices:
 class Allocation:
     """The solution: ``proposer`` [n], ``k`` [n] and ``depth`` [p], its value and its seconds.
 
-    ``advantage`` [p] is the value above its price that would be lost without a proposer.
+    ``advantage`` [p] is the value above its price that would be lost without a proposer, ``alone``
+    what it would bring without the others.
     """
 
     proposer: Int16Array
     k: Int16Array
     depth: Int16Array
     advantage: Float64Array
+    alone: Float64Array
     value: float
     seconds: float
 
@@ -216,16 +218,19 @@ def _assign(
     proposer: Int16Array,
     k: Int16Array,
     advantage: Float64Array,
+    alone: Float64Array,
 ) -> None:
     """Each request takes the proposer with the largest surplus and its positions worth taking."""
     last = surplus.shape[2] - 1
     advantage[:] = 0.0
+    alone[:] = 0.0
     for i in range(proposer.shape[0]):
         best = 0.0
         second = 0.0
         chosen = -1
         for p in range(limits.shape[0]):
             worth = surplus[p, i, last if lookup[p] else depth[p]]
+            alone[p] += worth
             if worth > best:
                 second = best
                 best = worth
@@ -425,6 +430,7 @@ def solve(
     k: Int16Array,
     depth: Int16Array,
     advantage: Float64Array,
+    alone: Float64Array,
 ) -> tuple[float, float]:
     """Fill ``proposer`` [n], ``k`` [n], ``depth`` [p]; returns (sum of gains, seconds)."""
     n = proposer.shape[0]
@@ -463,6 +469,7 @@ def solve(
     trial_k = np.empty_like(k)
     trial_depth = np.zeros_like(depth)
     trial_advantage = np.zeros(num_proposers)
+    trial_alone = np.zeros(num_proposers)
 
     first = 0
     while first + 1 < slopes.shape[0] and knots[first + 1] <= n:
@@ -524,7 +531,7 @@ def solve(
             )  # fmt: skip
             _assign(
                 gains, capped, surplus, lookup, prices, trial_depth, trial_proposer, trial_k,
-                trial_advantage,
+                trial_advantage, trial_alone,
             )  # fmt: skip
             if bent and shape != _PADDED:
                 _cut(
@@ -546,6 +553,7 @@ def solve(
                 k[:] = trial_k
                 depth[:] = trial_depth
                 advantage[:] = trial_advantage
+                alone[:] = trial_alone
             next_price = (
                 max(base_value - value, 1e-9) if latency else base_value + value
             ) / seconds
@@ -591,7 +599,7 @@ def allocate(
     proposer = np.empty(n, dtype=np.int16)
     k = np.empty(n, dtype=np.int16)
     depth = np.zeros(num_proposers, dtype=np.int16)
-    advantage = np.zeros(num_proposers)
+    advantage, alone = np.zeros((2, num_proposers))
     value, seconds = solve(
         gains,
         limits,
@@ -613,5 +621,6 @@ def allocate(
         k,
         depth,
         advantage,
+        alone,
     )
-    return Allocation(proposer, k, depth, advantage, float(value), float(seconds))
+    return Allocation(proposer, k, depth, advantage, alone, float(value), float(seconds))

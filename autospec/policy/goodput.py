@@ -79,7 +79,7 @@ class Goodput(Policy[GoodputOptions]):
             limits = np.minimum(view.limits, _shares(int(spare), view.limits.max(axis=0) > 0))
             chosen = self._allocate(view, view.hazards, limits, prices, hold=True)
         self._held_depth = chosen.depth
-        self._gate.expect(chosen.advantage)
+        self._gate.expect(chosen.advantage, chosen.alone)
         return Decision(chosen.proposer, chosen.k)
 
     def trim(self, view: View, decision: Decision, hazards: Float32Array) -> Int16Array:

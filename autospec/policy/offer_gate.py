@@ -28,6 +28,7 @@ def _weigh(
     is_open: NDArray[np.bool_],
     realized: Float64Array,
     balance: Float64Array,
+    spread: Float64Array,
     seen: Float64Array,
 ) -> tuple[bool, bool]:
     """Move the balances of the open lookups; returns (any of them is ripe, any is paused).
@@ -48,6 +49,7 @@ def _weigh(
     for p in range(lookup.shape[0]):
         if is_open[p]:
             gain = min(expected[p], realized[p]) - cost[p]
+            spread[p] += ((gain - balance[p]) ** 2 - spread[p]) / _WINDOW_STEPS
             balance[p] += (gain - balance[p]) / _WINDOW_STEPS
             seen[p] += 1.0
             ripe = ripe or seen[p] >= _WINDOW_STEPS
@@ -61,8 +63,8 @@ class OfferGate:
 
     Its advantage is what the batch would lose without it, the other proposers still there: the
     smaller of what was expected and what came of it. (What was expected alone is too kind, since
-    the proposer with the luckiest estimate is the one that is chosen.) Of two that draft alike
-    one is paused, never both in the same step.
+    the proposer with the luckiest estimate is the one that is chosen.) Beside another lookup it
+    must pay by a standard error: of two that draft alike one is paused, never both in one step.
     """
 
     def __init__(self, lookup: NDArray[np.bool_]) -> None:
@@ -71,6 +73,8 @@ class OfferGate:
         self._realized = np.zeros(len(lookup))
         count = len(lookup)
         self._balance = np.zeros(count)  # advantage minus cost, tokens per step, running mean
+        self._alone = np.zeros(count)  # worth without the others, running mean
+        self._spread = np.zeros(count)  # its mean square deviation
         self._seen = np.zeros(count)
         self._pause = np.zeros(count, dtype=np.int64)
         self._next_pause = np.full(count, _FIRST_PAUSE_STEPS, dtype=np.int64)
@@ -81,9 +85,10 @@ class OfferGate:
         opened: NDArray[np.bool_] = self._open
         return opened
 
-    def expect(self, advantage: Float64Array) -> None:
-        """A step was planned: ``advantage`` [p] in expected tokens."""
+    def expect(self, advantage: Float64Array, alone: Float64Array) -> None:
+        """A step was planned: ``advantage`` and worth ``alone`` [p] in expected tokens."""
         self._expected = advantage
+        self._alone += (alone - self._alone) / _WINDOW_STEPS
 
     def note(
         self,
@@ -96,7 +101,7 @@ class OfferGate:
         is_open = self._open
         is_ripe, is_paused = _weigh(
             proposer, accepted, matched, self._lookup, self._expected, cost, is_open,
-            self._realized, self._balance, self._seen,
+            self._realized, self._balance, self._spread, self._seen,
         )  # fmt: skip
         if is_paused:
             self._pause[self._lookup & ~is_open] -= 1
@@ -108,21 +113,29 @@ class OfferGate:
             self._judge()
 
     def _judge(self) -> None:
-        """Pause the worst of the lookups that were watched for long enough, if it does not pay."""
+        """Pause one of the lookups that were watched for long enough and do not pay, if any.
+
+        Of several it is the one that would be worth least alone: of two that propose the same,
+        the one whose confidence tells less of what will be accepted.
+        """
         ripe = self._open & (self._seen >= _WINDOW_STEPS)
-        worst = int(np.argmin(np.where(ripe, self._balance, np.inf)))
         self._seen[ripe] = _WINDOW_STEPS - _LOOK_STEPS
-        if self._balance[worst] < 0.0:
+        is_alone = np.count_nonzero(self._open) == 1
+        error = 0.0 if is_alone else np.sqrt(self._spread / (2.0 * _WINDOW_STEPS))
+        failing = ripe & (self._balance < error)
+        self._next_pause[ripe & ~failing] = _FIRST_PAUSE_STEPS
+        if failing.any():
+            worst = int(np.argmin(np.where(failing, self._alone, np.inf)))
             self._open[worst] = False
             self._pause[worst] = self._next_pause[worst]
             self._next_pause[worst] = min(_MAX_PAUSE_STEPS, 2 * self._next_pause[worst])
-        else:
-            self._next_pause[ripe] = _FIRST_PAUSE_STEPS
 
     def state(self) -> Mapping[str, Any]:
         """Everything, as JSON."""
         return {
             "balance": self._balance.tolist(),
+            "alone": self._alone.tolist(),
+            "spread": self._spread.tolist(),
             "seen": self._seen.tolist(),
             "pause": self._pause.tolist(),
             "next_pause": self._next_pause.tolist(),
@@ -132,6 +145,8 @@ class OfferGate:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved ``state``."""
         self._balance = np.array(state["balance"])
+        self._alone = np.array(state["alone"])
+        self._spread = np.array(state["spread"])
         self._seen = np.array(state["seen"])
         self._pause = np.array(state["pause"], dtype=np.int64)
         self._next_pause = np.array(state["next_pause"], dtype=np.int64)

@@ -22,7 +22,7 @@ def step(
     is_open = gate.open()
     if proposer >= 0 and not is_open[proposer]:
         proposer, accepted, expected = -1, [0], [0.0, 0.0, 0.0]
-    gate.expect(np.array(expected))
+    gate.expect(np.array(expected), np.array(expected))
     matches = np.full((3, 1), -1, dtype=np.int16)
     matches[:2, 0] = [0, 0] if matched is None else matched
     matches[:, 0] = np.where(is_open, matches[:, 0], -1)
@@ -116,3 +116,19 @@ def test_state_survives_json() -> None:
         assert gate.open().tolist() == again.open().tolist()
         step(gate, [0.0, 0.0, 0.0], [0], [0.5, 0.2, 0.0])
         step(again, [0.0, 0.0, 0.0], [0], [0.5, 0.2, 0.0])
+
+
+def test_of_two_that_draft_alike_the_one_that_knows_less_is_paused() -> None:
+    """Both bring the same; the second one's confidence is worth more alone."""
+    gate = OfferGate(LOOKUPS)
+    for _ in range(400):
+        gate.expect(np.array([0.2, 0.2, 0.0]), np.array([1.0, 1.5, 0.0]))
+        gate.note(
+            np.array([0, 1], dtype=np.int16),
+            np.array([2, 2], dtype=np.int16),
+            np.array([[2, 2], [2, 2], [-1, -1]], dtype=np.int16),
+            np.array([0.1, 0.1, 0.0]),
+        )
+        if not gate.open()[:2].all():
+            break
+    assert gate.open()[:2].tolist() == [False, True]
