@@ -344,13 +344,14 @@ class StepCost:
         """Learn from one step. Times that are not finite and positive are ignored."""
         if not LEAST_SECONDS < step_seconds < MOST_SECONDS:
             return
+        # A step that prefills shows as well that the engine takes so many tokens.
+        self._most_tokens = max(self._most_tokens, load.tokens + prefill_tokens)
         if prefill_tokens > 0:
             self._observe_prefill(load, step_seconds, prefill_tokens)
             return
         is_early = len(self._first_steps) < _REFERENCE_STEPS and not self._is_loaded
         if is_early and self._set_scale(load, step_seconds):
             return
-        self._most_tokens = max(self._most_tokens, load.tokens)
         cell = int(load.speculating) * NUM_OCTAVES + octave_of(load.requests)
         parts = None if draft_seconds is None else draft_seconds.tolist()
         if parts is None or not all(part >= 0.0 for part in parts):

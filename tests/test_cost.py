@@ -329,3 +329,17 @@ def test_token_seconds_is_the_area_under_the_slopes(tokens: float, more: float, 
     area = float(at.sum() * tokens / 20000)
     assert token_seconds(tokens, slopes, KNOTS) == pytest.approx(area, rel=1e-3, abs=1e-6)
     assert token_seconds(tokens + more, slopes, KNOTS) >= token_seconds(tokens, slopes, KNOTS)
+
+
+def test_the_tokens_that_may_be_asked_for_grow_with_those_that_were_seen() -> None:
+    cost = make_cost()
+    cost.observe(load(4, 0), 0.02, None)
+    assert cost.trusted_tokens(4) == 12  # a few more than plain decoding at first
+    cost.observe(load(4, 12), 0.03, None)
+    assert cost.trusted_tokens(4) == 24
+    cost.observe(load(4, 0), 0.2, None, prefill_tokens=500)
+    assert cost.trusted_tokens(4) == 756
+    warm = make_cost()
+    serve(cost, linear, 50)
+    warm.load(cost.take_fresh())
+    assert warm.trusted_tokens(4) == np.inf
