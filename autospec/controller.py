@@ -26,7 +26,7 @@ from autospec.arrays import (
     clipped_int16,
 )
 from autospec.config import Settings
-from autospec.cost import StepLoad, round_up
+from autospec.cost import StepLoad, paid_tokens
 from autospec.errors import ConfigError
 from autospec.estimators import Estimators
 from autospec.guard import Guard
@@ -432,11 +432,7 @@ class Controller:
         )
 
     def _load_of(self, record: StepRecord, n: int, verified: int, longest: int) -> StepLoad:
-        tokens = n + verified
-        if self.engine.shape == "padded":
-            tokens = n * (1 + longest)
-        elif self.engine.shape == "stepped":
-            tokens = int(round_up(tokens, self.cost.captured))
+        tokens = paid_tokens(self.engine.shape, self.cost.captured, n, verified, longest)
         return StepLoad(
             tokens,
             n,

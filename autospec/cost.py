@@ -35,8 +35,8 @@ ACTIVE, DEPTH, TOKENS, CATCH_UP = range(4)
 NUM_DRAFT = 4
 
 LEAST_SECONDS = 1e-7
-MOST_SECONDS = 1e5  # what takes longer, or less, was not measured
-"""Shorter times are a clock's fault and teach nothing."""
+MOST_SECONDS = 1e5
+"""Shorter and longer times are a clock's fault and teach nothing."""
 
 _NOISE = 0.05  # relative standard error of one step time, the unit of the priors below
 _MEMORY_STEPS = 512.0
@@ -93,15 +93,14 @@ def round_up(tokens: int, captured: Int32Array) -> int:
     return tokens
 
 
-def paid_tokens(shape: Shape, captured: Int32Array, verify: Sequence[int]) -> int:
-    """Tokens that a target forward pays for when request i carries 1 + verify[i] of them."""
-    n = len(verify)
-    if n == 0:
-        return 0
+def paid_tokens(
+    shape: Shape, captured: Int32Array, requests: int, verified: int, longest: int
+) -> int:
+    """Tokens a target forward pays for: ``verified`` drafts in all, ``longest`` of a request."""
     if shape == "padded":
-        return n * (1 + max(verify))
-    total = n + int(sum(verify))
-    return int(round_up(total, captured)) if shape == "stepped" else total
+        return requests * (1 + longest)
+    total = requests + verified
+    return int(round_up(total, captured)) if shape == "stepped" and total else total
 
 
 @compiled
@@ -389,9 +388,7 @@ class StepCost:
 
     def plain_seconds(self, requests: int, context_tokens: int) -> float:
         """Predicted seconds of a plain decoding step."""
-        tokens = (
-            int(round_up(requests, self.captured)) if self.engine.shape == "stepped" else requests
-        )
+        tokens = paid_tokens(self.engine.shape, self.captured, requests, 0, 0)
         return self.verify_seconds(tokens, requests, context_tokens, speculating=False)
 
     def base_seconds(self, requests: int, context_tokens: int) -> float:

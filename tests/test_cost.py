@@ -304,11 +304,15 @@ def test_predictions_are_finite_and_never_negative(
 
 def test_what_each_engine_pays_for() -> None:
     captured = np.array([4, 8, 16], dtype=np.int32)
-    assert paid_tokens("packed", captured, [0, 3, 1]) == 7
-    assert paid_tokens("padded", captured, [0, 3, 1]) == 12
-    assert paid_tokens("stepped", captured, [0, 3, 1]) == 8
-    assert paid_tokens("stepped", captured, [20]) == 21
-    assert paid_tokens("packed", captured, []) == 0
+
+    def paid(shape: Shape, verify: list[int]) -> int:
+        return paid_tokens(shape, captured, len(verify), sum(verify), max(verify, default=0))
+
+    assert paid("packed", [0, 3, 1]) == 7
+    assert paid("padded", [0, 3, 1]) == 12
+    assert paid("stepped", [0, 3, 1]) == 8
+    assert paid("stepped", [20]) == 21
+    assert paid("packed", []) == 0
     assert [round_up(t, captured) for t in (1, 4, 5, 16, 17)] == [4, 4, 8, 16, 17]
 
 
