@@ -61,13 +61,13 @@ def make_profile(device: str = "cpu", successes: float = 3.0) -> Profile:
 def test_help_lists_every_command_with_one_line(command: Command) -> None:
     assert command("--help") == 0
     listed = re.findall(r"^│ ([a-z][a-z-]*) +(\S.*\.) +│$", command.out, flags=re.MULTILINE)
-    names = {info.name for info in cli.app.registered_commands if info.name}
+    names = {info.name for info in cli.app.app.registered_commands if info.name}
     names |= {
         info.callback.__name__
-        for info in cli.app.registered_commands
+        for info in cli.app.app.registered_commands
         if info.callback and not info.name
     }
-    names |= {str(group.name) for group in cli.app.registered_groups}
+    names |= {str(group.name) for group in cli.app.app.registered_groups}
     assert {name for name, _ in listed} == names
 
 
@@ -214,7 +214,7 @@ def test_errors_are_one_message_and_an_exit_code(
 def test_a_fault_shows_its_place_when_asked(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(cli.TRACEBACK_VARIABLE, "1")
+    monkeypatch.setenv(cli.app.TRACEBACK_VARIABLE, "1")
     monkeypatch.setattr("autospec.config.settings_schema", lambda: 1 / 0)
     monkeypatch.setattr("sys.argv", ["autospec", "schema"])
     with pytest.raises(ZeroDivisionError):

@@ -1,0 +1,43 @@
+"""Options that several commands share, and what a missing extra says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autospec.errors import MissingDependency
+
+PolicyName = Annotated[
+    str, typer.Option("--policy", metavar="NAME_OR_FILE", help="Policy of the adaptive arm.")
+]
+JsonPath = Annotated[
+    Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here as JSON.")
+]
+ProfilePath = Annotated[
+    Path | None, typer.Option("--profile", metavar="FILE", help="Start from and add to it.")
+]
+JournalPath = Annotated[
+    Path | None, typer.Option("--journal", metavar="FILE", help="Write every step's decision.")
+]
+MetricsPort = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="Serve /metrics on this port meanwhile.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling and of the policy.")]
+
+
+@contextlib.contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Turn a missing optional dependency into what to install; importing one takes seconds."""
+    typer.echo("loading torch and transformers …", err=True)
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("autospec"):
+            raise
+        raise MissingDependency(
+            f"{error.name} is not installed: pip install 'autospec-llm[{name}]'"
+        ) from None

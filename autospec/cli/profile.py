@@ -1,0 +1,153 @@
+"""``autospec profile``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autospec.cli.app import app
+from autospec.errors import ProfileMismatch
+
+if TYPE_CHECKING:
+    from autospec.profile import Profile, Statistics
+
+profile_app = typer.Typer(no_args_is_help=True, help="Show, compare, merge and check profiles.")
+app.add_typer(profile_app, name="profile")
+
+
+ProfileFile = Annotated[Path, typer.Argument(metavar="FILE", help="Profile, JSON.")]
+
+
+@profile_app.command("check")
+def profile_check(file: ProfileFile) -> None:
+    """Check that a file is a whole profile."""
+    from autospec.profile import load_profile
+
+    profile = load_profile(file)
+    typer.echo(f"{file}: good, {len(profile.workloads)} workloads")
+
+
+@profile_app.command("show")
+def profile_show(file: ProfileFile) -> None:
+    """Show what a profile was learned on and what it holds."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from autospec.profile import load_profile
+
+    profile = load_profile(file)
+    console = Console(soft_wrap=True, highlight=False)
+    for name, value in _facts(profile):
+        console.print(f"{name:<18} {value}", markup=False)
+    table = Table("workload", "requests", "proposer", "observed", "accepted", "by position")
+    for label, workload in profile.workloads.items():
+        for row, (proposer, statistics) in enumerate(workload.proposers.items() or [("-", {})]):
+            first = (label, f"{workload.requests:g}") if row == 0 else ("", "")
+            table.add_row(*first, proposer, *_acceptance(statistics))
+    console.print(table)
+    table = Table("cost of", "sums")
+    for part, statistics in profile.cost.items():
+        table.add_row(part, _totals(statistics))
+    console.print(table)
+
+
+@profile_app.command("diff")
+def profile_diff(first: ProfileFile, second: ProfileFile) -> None:
+    """Show where two profiles differ."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from autospec.profile import load_profile
+
+    profiles = load_profile(first), load_profile(second)
+    table = Table("", str(first), str(second))
+    facts = zip(_facts(profiles[0]), _facts(profiles[1]), strict=True)
+    rows = [(name, mine, theirs) for (name, mine), (_, theirs) in facts if mine != theirs]
+    contents = [_contents(profile) for profile in profiles]
+    for name in sorted({*contents[0], *contents[1]}):
+        mine, theirs = contents[0].get(name, "-"), contents[1].get(name, "-")
+        if mine != theirs:
+            rows.append((name, mine, theirs))
+    if not rows:
+        typer.echo("no difference")
+        return
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table)
+
+
+@profile_app.command("merge")
+def profile_merge(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Profiles of the same identity.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the sum goes.")],
+    half_life_days: Annotated[
+        float | None, typer.Option(min=0.001, help="Fade older profiles to the newest one's time.")
+    ] = None,
+) -> None:
+    """Add up profiles of the same identity."""
+    from autospec.profile import load_profile, merge, save_profile
+
+    merged = load_profile(files[0])
+    for file in files[1:]:
+        try:
+            merged = merge(merged, load_profile(file), half_life_days)
+        except ProfileMismatch as error:
+            raise ProfileMismatch(f"{file}: {error} as in {files[0]}") from None
+    save_profile(out, merged)
+    typer.echo(f"{out}: {len(files)} profiles, {len(merged.workloads)} workloads")
+
+
+def _facts(profile: Profile) -> list[tuple[str, str]]:
+    identity = profile.identity
+    updated = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(profile.updated))
+    return [
+        ("target", identity.target),
+        ("proposers", ", ".join(identity.proposers)),
+        ("engine", identity.engine),
+        ("version", identity.version),
+        ("device", identity.device),
+        ("dtype", identity.dtype),
+        ("acceptance_layout", profile.acceptance_layout),
+        ("cost_layout", profile.cost_layout),
+        ("updated", updated),
+        ("provenance", "; ".join(profile.provenance) or "-"),
+    ]
+
+
+def _contents(profile: Profile) -> dict[str, str]:
+    rows = {}
+    for label, workload in profile.workloads.items():
+        rows[f"{label}: requests"] = f"{workload.requests:g}"
+        for proposer, statistics in workload.proposers.items():
+            observed, accepted, _ = _acceptance(statistics)
+            rows[f"{label}: {proposer}"] = f"{accepted} accepted of {observed}"
+    for part, statistics in profile.cost.items():
+        rows[f"cost: {part}"] = _totals(statistics)
+    return rows
+
+
+def _acceptance(statistics: Statistics) -> tuple[str, str, str]:
+    """Draft tokens observed, the share of them that was accepted, and that share by position."""
+    if "trials" not in statistics or "successes" not in statistics:
+        return "-", "-", _totals(statistics)
+    trials, successes = statistics["trials"], statistics["successes"]
+    if not trials.any() or trials.shape != successes.shape:
+        return "0", "-", "-"
+    rows = zip(
+        successes.reshape(len(trials), -1).sum(axis=1),
+        trials.reshape(len(trials), -1).sum(axis=1),
+        strict=True,
+    )
+    positions = " ".join(f"{hits / seen:.2f}" if seen else "-" for hits, seen in rows)
+    accepted = f"{successes.sum() / trials.sum():.3f}"
+    return f"{trials.sum():.0f}", accepted, positions.rstrip(" -")
+
+
+def _totals(statistics: Statistics) -> str:
+    totals = {name: float(array.sum()) for name, array in statistics.items()}
+    return ", ".join(f"{name} {total:.6g}" for name, total in totals.items() if total) or "-"

@@ -1,0 +1,97 @@
+"""``autospec replay``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autospec.cli.app import app
+from autospec.cli.options import JsonPath, Seed
+
+
+@app.command()
+def replay(
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE.jsonl...", help="Recorded traces.")
+    ],
+    cost: Annotated[Path, typer.Option(metavar="FILE", help="Step times of an engine, YAML.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME_OR_FILE", help="Policy to run; may be repeated.  [default: default]"
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            help="Running requests of closed loops.  [default: 1,8,32,128 without --rate]"
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Only so many requests, of the shuffled traces.")
+    ] = None,
+    arrivals: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="Arrivals for an open loop.")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="Requests per second that arrive, a comma separated list.")
+    ] = None,
+    max_running: Annotated[
+        int, typer.Option(min=1, help="Most requests at once, open loop.")
+    ] = 256,
+    prefill_tokens: Annotated[
+        int, typer.Option(min=1, help="Most prompt tokens of a step, open loop.")
+    ] = 512,
+    tpot_target_ms: Annotated[
+        float | None, typer.Option(min=0.001, help="Target per output token, open loop.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Every run starts from this profile.")
+    ] = None,
+    save_profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Add to it what the runs learned.")
+    ] = None,
+    hindsight: Annotated[
+        bool, typer.Option(help="Also find the best fixed choice and the clairvoyant one.")
+    ] = True,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes.  [default: one per core]")
+    ] = None,
+    json_path: JsonPath = None,
+    seed: Seed = 0,
+) -> None:
+    """Replay recorded traces under any policy, without a GPU."""
+    from rich.console import Console
+
+    from autospec.replay_report import (
+        DEFAULT_CONCURRENCY,
+        ReplayOptions,
+        parse_concurrency,
+        parse_rates,
+        run_replay,
+    )
+
+    if concurrency is None and rate is None:
+        concurrency = DEFAULT_CONCURRENCY
+    options = ReplayOptions(
+        traces=tuple(traces),
+        cost=cost,
+        policies=tuple(dict.fromkeys(policy or ["default"])),
+        concurrency=() if concurrency is None else parse_concurrency(concurrency),
+        requests=requests,
+        arrivals=arrivals,
+        rates=() if rate is None else parse_rates(rate),
+        max_running=max_running,
+        prefill_tokens=prefill_tokens,
+        tpot_target_ms=tpot_target_ms,
+        profile=profile,
+        save_profile=save_profile,
+        hindsight=hindsight,
+        jobs=jobs or os.cpu_count() or 1,
+        seed=seed,
+        json_path=json_path,
+    )
+    raise typer.Exit(run_replay(options, Console()))
