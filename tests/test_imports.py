@@ -37,7 +37,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("replay",),
     ("hindsight",),
     ("fixed_arms",),
-    ("engine",),
+    ("engine", "proposers.checkpoint"),
     ("proposers.draft_model",),
     ("adapters",),
     ("arms",),
