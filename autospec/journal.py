@@ -21,7 +21,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -94,6 +94,21 @@ class JournalStep:
     decision_seconds: float
     groups: tuple[StepGroup, ...]
     rest: RestOfStep = RestOfStep()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadName:
+    """The label that an index stands for in the steps that follow."""
+
+    index: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class TornLine:
+    """An unfinished last line, as a crash leaves it."""
+
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,37 +417,59 @@ def read_journal(path: Path) -> JournalRecords:
 
     Raises InputError with the line's number for a bad line anywhere else.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"journal {path}: cannot be read: {error.strerror}") from None
-    whole = content.rfind(b"\n") + 1
     runs: list[_Run] = []
-    for number, line in enumerate(content[:whole].split(b"\n")[:-1], start=1):
-        try:
-            _read_line(line, runs)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise InputError(f"journal {path}: line {number} cannot be read: {error}") from None
+    torn_bytes = 0
+    for line in iterate_journal(path):
+        if isinstance(line, JournalHeader):
+            runs.append(_Run(line))
+        elif isinstance(line, WorkloadName):
+            runs[-1].workloads[line.index] = line.label
+        elif isinstance(line, JournalStep):
+            runs[-1].steps.append(line)
+        else:
+            torn_bytes = line.bytes
     return JournalRecords(
         runs=tuple(JournalRun(run.header, run.workloads, tuple(run.steps)) for run in runs),
-        torn_bytes=len(content) - whole,
+        torn_bytes=torn_bytes,
     )
 
 
-def _read_line(line: bytes, runs: list[_Run]) -> None:
+def iterate_journal(path: Path) -> Iterator[JournalHeader | WorkloadName | JournalStep | TornLine]:
+    """The lines of a journal file one after the other, however long it is.
+
+    Raises InputError with the line's number for a bad line.
+    """
+    begun = False
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    yield TornLine(len(line))
+                    return
+                try:
+                    read = _read_line(line)
+                    begun = begun or isinstance(read, JournalHeader)
+                    if not begun:
+                        raise ValueError("comes before any header")
+                except (ValueError, TypeError, KeyError, RecursionError) as error:
+                    raise InputError(
+                        f"journal {path}: line {number} cannot be read: {error}"
+                    ) from None
+                yield read
+    except OSError as error:
+        raise InputError(f"journal {path}: cannot be read: {error.strerror}") from None
+
+
+def _read_line(line: bytes) -> JournalHeader | WorkloadName | JournalStep:
     value = json.loads(line)
     if isinstance(value, dict):
-        runs.append(_Run(_read_header(value)))
-        return
+        return _read_header(value)
     if not isinstance(value, list) or not value or value[0] not in ("w", "s"):
         raise ValueError("is neither a header, nor a workload, nor a step")
-    if not runs:
-        raise ValueError("comes before any header")
     if value[0] == "w":
         _, index, label = value
-        runs[-1].workloads[int(index)] = str(label)
-    else:
-        runs[-1].steps.append(_read_step(value))
+        return WorkloadName(int(index), str(label))
+    return _read_step(value)
 
 
 def _float(value: float | None) -> float | None:
