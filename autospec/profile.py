@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from pydantic import ValidationError
 
 from autospec.errors import CorruptProfile, ProfileError, ProfileMismatch
 from autospec.records import EngineInfo, Float64Array, ProposerInfo
+from autospec.tuned import Tuning
 
 FORMAT = "autospec-profile"
-VERSION = 1
+VERSION = 2
+READABLE_VERSIONS = (1, 2)
+"""Version 1 has no ``tuned``."""
+
 SECONDS_PER_DAY = 86_400.0
 
 Statistics: TypeAlias = Mapping[str, Float64Array]
@@ -78,7 +83,8 @@ class Profile:
 
     ``acceptance_layout`` and ``cost_layout`` name the meaning of the arrays ("acceptance/1"), so
     that a later AutoSpec with other estimators refuses them rather than misreads them.
-    ``cost`` is by engine part. ``provenance`` lists where the statistics come from.
+    ``cost`` is by engine part. ``provenance`` lists where the statistics come from. ``tuned`` is
+    what ``autospec tune`` found, None in a profile that was learned while serving alone.
     """
 
     identity: Identity
@@ -88,6 +94,7 @@ class Profile:
     cost: Mapping[str, Statistics]
     provenance: tuple[str, ...]
     updated: float
+    tuned: Tuning | None = None
 
     def require(self, identity: Identity, acceptance_layout: str, cost_layout: str) -> None:
         """Raise ProfileMismatch unless this was learned on ``identity`` with these layouts."""
@@ -144,7 +151,14 @@ def merge(first: Profile, second: Profile, half_life_days: float | None = None) 
         cost=_merged_groups("cost", mine.cost, theirs.cost),
         provenance=tuple(sorted({*mine.provenance, *theirs.provenance})),
         updated=now,
+        tuned=_newer(first.tuned, second.tuned),
     )
+
+
+def _newer(first: Tuning | None, second: Tuning | None) -> Tuning | None:
+    """The later of two tunings: settings do not add up."""
+    found = [each for each in (first, second) if each is not None]
+    return max(found, key=lambda each: (each.provenance.date, str(each)), default=None)
 
 
 def _merged_workloads(
@@ -195,7 +209,7 @@ def profile_json(profile: Profile) -> str:
     Raises ProfileError for a statistic that is not finite, or an acceptance count below zero.
     """
     _check_statistics(profile)
-    document = {
+    document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "identity": {each.name: getattr(profile.identity, each.name) for each in fields(Identity)},
@@ -212,6 +226,8 @@ def profile_json(profile: Profile) -> str:
         },
         "cost": _written(profile.cost, _sum),
     }
+    if profile.tuned is not None:
+        document["tuned"] = profile.tuned.model_dump(mode="json", exclude_none=True)
     return _indented(document, 0) + "\n"
 
 
@@ -262,9 +278,10 @@ def parse_profile(text: str, source: str = "profile") -> Profile:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise CorruptProfile(f"{source}: is not a profile: 'format' must be {FORMAT!r}")
     version = document.get("version")
-    if version != VERSION:
+    if version not in READABLE_VERSIONS:
         raise ProfileError(
-            f"{source}: version is {_shown(version)}, this AutoSpec reads version {VERSION}"
+            f"{source}: version is {_shown(version)}, this AutoSpec reads versions "
+            f"{' and '.join(map(str, READABLE_VERSIONS))}"
         )
     reader = _Reader(source)
     known = reader.mapping(document.get("identity"), "identity")
@@ -283,6 +300,7 @@ def parse_profile(text: str, source: str = "profile") -> Profile:
         cost=reader.groups(document.get("cost"), "cost"),
         provenance=reader.texts(document.get("provenance"), "provenance"),
         updated=reader.number(document.get("updated"), "updated"),
+        tuned=reader.tuned(document.get("tuned")),
     )
     try:
         _check_statistics(profile)
@@ -332,6 +350,18 @@ class _Reader:
                 proposers=self.groups(workload.get("proposers"), place),
             )
         return found
+
+    def tuned(self, value: object) -> Tuning | None:
+        if value is None:
+            return None
+        try:
+            return Tuning.model_validate(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, ("tuned", *first["loc"])))
+            raise CorruptProfile(
+                f"{self.source}: {place}: {first['msg']}, found {_shown(first['input'])}"
+            ) from None
 
     def groups(self, value: object, place: str) -> dict[str, Statistics]:
         return {

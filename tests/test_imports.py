@@ -16,6 +16,7 @@ PACKAGE = Path(autospec.__file__).parent
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "records", "compiled", "octave", "arrays", "progress"),
+    ("tuned",),
     (
         "acceptance",
         "cost",
@@ -38,13 +39,21 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("hindsight",),
     ("fixed_arms",),
     ("engine", "proposers.checkpoint"),
-    ("proposers.draft_model",),
+    (
+        "proposers.draft_model",
+        "proposers.drawing",
+        "proposers.eagle",
+        "proposers.eagle_head",
+        "proposers.early_exit",
+        "proposers.lookahead",
+        "proposers.suffix_after",
+    ),
     ("adapters",),
     ("arms",),
     ("live",),
     ("summary",),
     ("bench", "replay_report"),
-    ("demo", "record", "tune", "check", "export", "report"),
+    ("demo", "record", "serve", "tune", "check", "export", "report"),
     ("cli",),
 )
 FIRST_WITH_OPTIONAL_DEPENDENCIES = next(
@@ -52,7 +61,10 @@ FIRST_WITH_OPTIONAL_DEPENDENCIES = next(
 )
 OPTIONAL = {
     "accelerate",
+    "fastapi",
     "gguf",
+    "httpx2",
+    "pynvml",
     "safetensors",
     "sglang",
     "skopt",
@@ -60,6 +72,7 @@ OPTIONAL = {
     "tokenizers",
     "torch",
     "transformers",
+    "uvicorn",
     "vllm",
 }
 IN_A_FUNCTION = {"policy.trials": {"skopt"}}  # imported when the policy bayes first asks

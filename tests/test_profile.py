@@ -335,8 +335,8 @@ def test_a_mismatch_starts_cold_and_leaves_the_file(
 
 def test_a_newer_version_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
-    path.write_text(damaged(lambda document: document.update(version=2)))
-    with pytest.raises(ProfileError, match="version is 2, this AutoSpec reads version 1"):
+    path.write_text(damaged(lambda document: document.update(version=3)))
+    with pytest.raises(ProfileError, match="version is 3, this AutoSpec reads versions 1 and 2"):
         save_delta(path, profile())
     assert warm_start(path, IDENTITY, *LAYOUTS) is None
     assert path.exists()
