@@ -19,7 +19,7 @@ from transformers import (
 
 from autospec.engine.attention import ATTENTION_NAME, PackedStep
 from autospec.engine.cache import SlotCache
-from autospec.engine.packing import can_pack, pack_linears
+from autospec.engine.packing import PackedLinear, can_pack, pack_linears
 from autospec.errors import ModelError
 from autospec.records import Int32Array
 
@@ -95,6 +95,7 @@ class CausalModel:
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         self._forward = cast(Callable[..., Any], model)
+        self._logit_scale: float = 1.0 / getattr(config, "logits_scaling", 1.0)
 
     @classmethod
     def load(cls, folder: str | Path, *, dtype: str = "auto", device: str = "cpu") -> CausalModel:
@@ -164,6 +165,27 @@ class CausalModel:
                     [output.hidden_states[layer][0] for layer in hidden_layers], dim=1
                 )
             return ForwardResult(output.logits[0], hidden)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows [tokens, hidden_size] of the input embedding, as heads take them."""
+        embedded: torch.Tensor = self.model.get_input_embeddings()(tokens)
+        return embedded
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [tokens, vocab] of last hidden states [tokens, hidden_size], normed ones."""
+        logits: torch.Tensor = self._output_layer(hidden)
+        return logits if self._logit_scale == 1.0 else logits * self._logit_scale
+
+    def output_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Rows [tokens, hidden_size] of the output layer, scaled: their products are logits."""
+        layer = self._output_layer
+        weight = layer.weight() if isinstance(layer, PackedLinear) else layer.weight
+        rows: torch.Tensor = weight.detach()[token_ids]
+        return rows if self._logit_scale == 1.0 else rows * self._logit_scale
+
+    @property
+    def _output_layer(self) -> Any:
+        return self.model.get_output_embeddings()
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens without special ones; needs a tokenizer."""

@@ -23,6 +23,11 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _BATCH_HINT)
 
+    def weight(self) -> torch.Tensor:
+        """A copy of the weight [out_features, in_features] in its plain layout."""
+        weight: torch.Tensor = self._packed.to_dense()
+        return weight
+
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """``values`` [..., in_features] to [..., out_features]."""
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(

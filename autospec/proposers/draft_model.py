@@ -8,23 +8,19 @@ import numpy as np
 import torch
 
 from autospec.engine.cache import SlotCache
-from autospec.engine.drafting import DRAFT_STREAM, DraftTask, Kept, ModelDrafts
+from autospec.engine.drafting import DraftTask, Kept, ModelDrafts
 from autospec.engine.model import CausalModel, token_tensor
-from autospec.engine.sampling import filtered_probabilities, sample, uniforms
 from autospec.errors import ModelError
 from autospec.proposers.base import History
-from autospec.records import Float32Array, Int16Array, Int32Array, Int64Array, ProposerInfo
+from autospec.proposers.drawing import Drawing
+from autospec.records import Int32Array, Int64Array, ProposerInfo
 
 
 class DraftModelProposer:
     """Drafts token by token with ``model``; one packed forward per depth over all drafting rows.
 
-    Rows that sample are drafted from the draft's own distribution under the target's filters, and
-    verified by rejection sampling; greedy rows get its likeliest tokens. The confidence of a token
-    is its probability, unfiltered for greedy rows and its expected value for sampled ones. A row
-    stops before the first token whose confidence is below ``min_confidence``. The cache of a row
-    that was off is caught up within the next draft. Sources: Leviathan et al.
-    2023, Chen et al. 2023.
+    Tokens are chosen as ``Drawing`` says. The cache of a row that was off is caught up within the
+    next draft. Sources: Leviathan et al. 2023, Chen et al. 2023.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -75,36 +71,17 @@ class DraftModelProposer:
     def draft(self, task: DraftTask) -> ModelDrafts:
         """Draft up to ``task.k`` tokens for each row that wants any."""
         cache, history = self._own_cache, task.history
-        num_rows, width = len(task.slots), int(task.k.max(initial=0))
         # The last drafted token is not fed, so a row of length L reaches position L + k - 2.
         room = cache.capacity - history.lengths[task.slots] + 1
         wanted = np.minimum(task.k, np.maximum(room, 0)).astype(np.int64)
         wanted[history.lengths[task.slots] > cache.capacity] = 0
-        tokens: Int64Array = np.zeros((num_rows, width), dtype=np.int64)
-        lengths: Int16Array = np.zeros(num_rows, dtype=np.int16)
-        confidence: Float32Array = np.zeros((num_rows, width), dtype=np.float32)
-        sampled = np.flatnonzero((task.sampling.temperature > 0.0) & (wanted > 0))
-        probs_row: Int64Array = np.full(num_rows, -1, dtype=np.int64)
-        probs_row[sampled] = np.arange(len(sampled))
-        probs: torch.Tensor | None = None
-        numbers = uniforms(task.sampling, width, DRAFT_STREAM)
-        active = np.flatnonzero(wanted > 0)
-        for depth in range(width):
-            active = active[wanted[active] > depth]
+        drawing = Drawing(task, wanted, self._vocab_size, min_confidence=self._min_confidence)
+        for depth in range(drawing.width):
+            active = drawing.active(depth)
             if not len(active):
                 break
-            logits = self._forward(task, active, tokens, depth)
-            if probs is None and len(sampled):
-                dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-                shape = (len(sampled), width, self._vocab_size)
-                probs = torch.zeros(shape, dtype=dtype, device=logits.device)
-            chosen, sure = self._choose(task, active, logits, depth, numbers, probs, probs_row)
-            going_on = sure >= self._min_confidence
-            active = active[going_on]
-            tokens[active, depth] = chosen[going_on]
-            confidence[active, depth] = sure[going_on]
-            lengths[active] = depth + 1
-        return ModelDrafts(tokens, lengths, confidence, probs, probs_row)
+            drawing.choose(depth, active, self._forward(task, active, drawing.tokens, depth))
+        return drawing.drafts()
 
     def commit(self, kept: Kept, history: History) -> None:
         """Rewind behind the first rejected token; the target's own token has not been fed yet."""
@@ -142,36 +119,6 @@ class DraftModelProposer:
         cache.lengths[slots] = starts + counts
         return _fitted(logits, self._vocab_size)
 
-    def _choose(
-        self,
-        task: DraftTask,
-        active: Int64Array,
-        logits: torch.Tensor,
-        depth: int,
-        numbers: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
-        probs: torch.Tensor | None,
-        probs_row: Int64Array,
-    ) -> tuple[Int64Array, Float32Array]:
-        """The next token of each active row and its confidence; fills ``probs`` of sampled rows."""
-        chosen: Int64Array = np.zeros(len(active), dtype=np.int64)
-        sure: Float32Array = np.zeros(len(active), dtype=np.float32)
-        greedy = np.flatnonzero(probs_row[active] < 0)
-        if len(greedy):
-            own = logits if len(greedy) == len(active) else _rows(logits, greedy)
-            best, token = own.max(dim=-1)
-            share = (best.float() - own.float().logsumexp(dim=-1)).exp()
-            chosen[greedy], sure[greedy] = token.cpu().numpy(), share.cpu().numpy()
-        drawn = np.flatnonzero(probs_row[active] >= 0)
-        if len(drawn):
-            assert probs is not None
-            rows = active[drawn]
-            own_probs = filtered_probabilities(_rows(logits, drawn), task.sampling.take(rows))
-            points = torch.from_numpy(numbers[rows, depth]).to(logits.device)
-            chosen[drawn] = sample(own_probs, points).cpu().numpy()
-            sure[drawn] = own_probs.square().sum(dim=-1).float().cpu().numpy()
-            probs[torch.from_numpy(probs_row[rows]).to(probs.device), depth] = own_probs
-        return chosen, sure
-
 
 def check_same_vocabulary(target: CausalModel, draft: CausalModel) -> None:
     """Raise ModelError unless token ids mean the same to both models.
@@ -206,10 +153,6 @@ def _tokens_by_id(vocabulary: dict[str, int]) -> Sequence[str | None]:
     for token, token_id in vocabulary.items():
         tokens[token_id] = token
     return tokens
-
-
-def _rows(values: torch.Tensor, rows: Int64Array) -> torch.Tensor:
-    return values.index_select(0, torch.from_numpy(rows).to(values.device))
 
 
 def _fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
