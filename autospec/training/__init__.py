@@ -1,0 +1,1 @@
+"""Training of heads for a target: its own continuations recorded, then distilled."""
