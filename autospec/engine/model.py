@@ -35,7 +35,7 @@ SUPPORTED_FAMILIES = (
 )
 """``model_type`` values that the tests prove equal to transformers' own decoding."""
 
-_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _NO_CONTEXT_LIMIT = 1 << 20
 
 DTYPES = {
@@ -225,7 +225,7 @@ def _check_runnable(config: Any, name: str) -> None:
         )
     rope = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type", "default")
-    if kind in _LENGTH_DEPENDENT_ROPE:
+    if kind in LENGTH_DEPENDENT_ROPE:
         raise ModelError(
             f"{name}: rope_type is {kind!r}, whose rotation depends on the longest request of a "
             "batch; requests packed into one step would change each other's output"

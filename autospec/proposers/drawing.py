@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from autospec.engine.drafting import DRAFT_STREAM, DraftTask, ModelDrafts
 from autospec.engine.sampling import filtered_probabilities, sample, uniforms
@@ -51,11 +50,8 @@ class Drawing:
         """Rows that have every token before ``depth`` and want one there."""
         return np.flatnonzero((self.lengths == depth) & (self._wanted > depth))
 
-    def choose(self, depth: int, active: Int64Array, logits: torch.Tensor) -> NDArray[np.bool_]:
-        """Choose token ``depth`` of the ``active`` rows from ``logits`` [active rows, draft vocab].
-
-        Returns which of these rows got one.
-        """
+    def choose(self, depth: int, active: Int64Array, logits: torch.Tensor) -> None:
+        """Choose token ``depth`` of the ``active`` rows by ``logits`` [active, draft vocab]."""
         chosen: Int64Array = np.zeros(len(active), dtype=np.int64)
         sure: Float32Array = np.zeros(len(active), dtype=np.float32)
         greedy = np.flatnonzero(self._probs_row[active] < 0)
@@ -79,12 +75,11 @@ class Drawing:
                 shape = (self._num_sampled, self.width, self._vocab_size)
                 self._probs = torch.zeros(shape, dtype=probs.dtype, device=probs.device)
             self._probs[torch.from_numpy(self._probs_row[rows]).to(probs.device), depth] = probs
-        kept: NDArray[np.bool_] = sure >= self._min_confidence
+        kept = sure >= self._min_confidence
         rows = active[kept]
         self.tokens[rows, depth] = chosen[kept]
         self._confidence[rows, depth] = sure[kept]
         self.lengths[rows] = depth + 1
-        return kept
 
     def drafts(self) -> ModelDrafts:
         """What has been chosen."""

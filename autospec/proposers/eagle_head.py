@@ -109,6 +109,18 @@ class EagleLayout:
     norm_before_residual: bool = False
 
     @property
+    def num_layers(self) -> int:
+        return cast(int, self.layers.num_hidden_layers)
+
+    @property
+    def kv_heads(self) -> int:
+        return cast(int, self.layers.num_key_value_heads)
+
+    @property
+    def head_dim(self) -> int:
+        return cast(int, self.layers.head_dim)
+
+    @property
     def feature_size(self) -> int:
         """Numbers that a head keeps of each position of the target."""
         return len(self.target_layers) * self.target_hidden_size
