@@ -1,0 +1,515 @@
+"""vLLM on this machine: plain, static k, its own table and AutoSpec, interleaved in one run.
+
+    python benchmarks/vllm_serving.py [--quick] [--prompts FILE.jsonl] [--json OUT]
+
+Every arm is a vLLM engine in a process of its own, loaded once and asleep while another one works.
+All of them serve the same blocks of prompts (code edits, questions on passages, chat) one after the
+other, at each number of running requests, so that whatever slows the machine down hits all alike.
+``plain`` is vLLM launched without speculation. ``table`` is vLLM's own
+``num_speculative_tokens_per_batch_size`` with the n-gram k that was fastest at each load in the
+first round, which is not counted for any arm: it warms all of them up, AutoSpec's estimates too.
+Memory of what earlier requests were answered is off everywhere (suffix decoding would just recall
+the answers when a later round asks the same again), and so is prefix caching.
+
+Needs vLLM (``make install-vllm``). About 12 minutes on two idle cores, with ``--quick`` about 5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from autospec.phases import (
+    ADAPTIVE,
+    OFF,
+    PLAIN,
+    Block,
+    BlockResult,
+    Choice,
+    Measurement,
+    Phase,
+    arm_order,
+    plan_blocks,
+    report,
+    spread,
+    tokens_per_second,
+)
+from autospec.prompts import Prompt, read_prompts
+from autospec.summary import print_summary
+
+TABLE = "table"
+STATIC = ("ngram:2", "ngram:4", "ngram:8", "suffix:8")
+WORKLOADS = ("code-edit", "rag", "chat")
+LOADS = {1: 3, 4: 12, 16: 32}
+"""Running requests -> requests in a block."""
+QUICK_LOADS = {1: 3, 4: 9, 16: 24}
+LEAST_OF_BEST = 0.97  # in every cell
+LEAST_OF_STATIC = 1.05  # of the best single static arm, over all cells
+MOST_OVERHEAD_MS = 0.5  # a step, at the greatest load
+PRELOADS = ("libiomp5.so", "libtcmalloc_minimal.so.4")
+LOADING_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """What all arms have in common."""
+
+    model: str
+    dtype: str
+    max_len: int
+    max_requests: int
+    adaptive_k: int
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One block as one arm served it; ``steps`` and ``overhead_seconds`` are AutoSpec's."""
+
+    result: BlockResult
+    steps: int
+    overhead_seconds: float
+
+
+# The engine's side -------------------------------------------------------------------------------
+
+
+def engine_arguments(
+    arm: str, setup: EngineSetup, table: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """vLLM's engine arguments of an arm."""
+    arguments: dict[str, Any] = {
+        "model": setup.model,
+        "dtype": setup.dtype,
+        "max_model_len": setup.max_len,
+        "max_num_seqs": setup.max_requests,
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    ngram = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+    if arm == PLAIN:
+        return arguments
+    if arm == ADAPTIVE:
+        arguments["speculative_config"] = ngram | {"num_speculative_tokens": setup.adaptive_k}
+        arguments["scheduler_cls"] = "autospec.adapters.vllm.AutoSpecScheduler"
+        options = {"policy": setup.policy, "cache_tokens": 0}
+        arguments["additional_config"] = {"autospec": options}
+        return arguments
+    if arm == TABLE:
+        arguments["speculative_config"] = ngram | {
+            "num_speculative_tokens": max(1, *(k for _, _, k in table)),
+            "num_speculative_tokens_per_batch_size": [list(each) for each in table],
+        }
+        return arguments
+    method, k = arm.split(":")
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": int(k)}
+    if method == "ngram":
+        config = ngram | config
+    else:
+        config["suffix_decoding_max_cached_requests"] = 0
+    arguments["speculative_config"] = config
+    return arguments
+
+
+class Server:
+    """An engine in this process that serves blocks at a given number of running requests."""
+
+    def __init__(self, arm: str, setup: EngineSetup, table: Sequence[Sequence[int]]) -> None:
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(arm, setup, table)))
+        self._scheduler = self._engine.engine_core.engine_core.scheduler
+        self._names = {ADAPTIVE: "drafts", TABLE: "ngram"}.get(arm, arm.split(":")[0])
+        self._request_steps = self._drafted = self._steps = 0
+        self._choices: Counter[Choice] = Counter()
+        self._overhead = 0.0
+        self._watch()
+
+    def serve(self, requests: Sequence[tuple[list[int], int, str]], load: int) -> Served:
+        """Serve (prompt token ids, max tokens, workload) with ``load`` of them running at a time."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self._request_steps = self._drafted = self._steps = 0
+        self._choices.clear()
+        self._overhead = 0.0
+        waiting = list(enumerate(requests))
+        running = tokens = 0
+        began = time.perf_counter()
+        while waiting or running:
+            while waiting and running < load:
+                index, (prompt, max_tokens, workload) = waiting.pop(0)
+                self._engine.add_request(
+                    f"{began}-{index}",
+                    {"prompt_token_ids": prompt},
+                    SamplingParams(
+                        temperature=0.0,
+                        max_tokens=max_tokens,
+                        detokenize=False,
+                        output_kind=RequestOutputKind.FINAL_ONLY,
+                        extra_args={"autospec": {"workload": workload}},
+                    ),
+                )
+                running += 1
+            for output in self._engine.step():
+                if output.finished:
+                    running -= 1
+                    tokens += len(output.outputs[0].token_ids)
+        seconds = time.perf_counter() - began
+        step_tokens = tokens - len(requests)
+        result = BlockResult(
+            tokens=tokens,
+            seconds=seconds,
+            step_tokens=step_tokens,
+            request_steps=self._request_steps,
+            drafted=self._drafted,
+            accepted=max(0, step_tokens - self._request_steps),
+            choices=dict(self._choices),
+            requests=len(requests),
+        )
+        return Served(result, self._steps, self._overhead)
+
+    def _watch(self) -> None:
+        """Count what is scheduled and, where AutoSpec steers, the time that it takes itself."""
+        schedule = self._scheduler.schedule
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            output = schedule(*args, **kwargs)
+            self._steps += bool(output.num_scheduled_tokens)
+            drafts = output.scheduled_spec_decode_tokens
+            for name, scheduled in output.num_scheduled_tokens.items():
+                request = self._scheduler.requests[name]
+                if request.num_computed_tokens - scheduled < request.num_prompt_tokens:
+                    continue
+                k = len(drafts.get(name, ()))
+                self._request_steps += 1
+                self._drafted += k
+                self._choices[Choice(self._names if k else OFF, k)] += 1
+            return output
+
+        self._scheduler.schedule = counted
+        steering = getattr(self._scheduler, "steering", None)
+        if steering is None:
+            return
+        safely = steering.safely
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            answer = safely(*args, **kwargs)
+            self._overhead += time.perf_counter() - began
+            return answer
+
+        steering.safely = timed
+
+
+def run_server(
+    connection: Connection,
+    arm: str,
+    setup: EngineSetup,
+    table: Sequence[Sequence[int]],
+    log: Path,
+) -> None:
+    """The body of an arm's process: answers blocks until it is sent None."""
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    server = Server(arm, setup, table)
+    connection.send("ready")
+    while (block := connection.recv()) is not None:
+        connection.send(server.serve(*block))
+    os._exit(0)  # vLLM's threads and atexit hooks need not be waited for
+
+
+# The driver's side -------------------------------------------------------------------------------
+
+
+class Arms:
+    """The arms' processes, by name."""
+
+    def __init__(self, setup: EngineSetup, logs: Path, console: Console) -> None:
+        self._setup = setup
+        self._logs = logs
+        self._console = console
+        self._running: dict[str, tuple[Connection, BaseProcess]] = {}
+
+    def start(self, arm: str, table: Sequence[Sequence[int]] = ()) -> None:
+        """Load an arm's engine. Exits with its log's end if it cannot."""
+        began = time.monotonic()
+        context = multiprocessing.get_context("spawn")
+        mine, theirs = context.Pipe()
+        log = self._logs / f"{arm.replace(':', '-')}.log"
+        process = context.Process(
+            target=run_server, args=(theirs, arm, self._setup, table, log), daemon=True
+        )
+        process.start()
+        theirs.close()
+        self._running[arm] = (mine, process)
+        self._receive(arm, LOADING_SECONDS)
+        self._console.print(f"{arm}: loaded in {time.monotonic() - began:.0f} s", highlight=False)
+
+    def serve(self, arm: str, requests: list[tuple[list[int], int, str]], load: int) -> Served:
+        """One block, served by one arm while the others sleep."""
+        self._running[arm][0].send((requests, load))
+        served: Served = self._receive(arm, LOADING_SECONDS)
+        return served
+
+    def stop(self) -> None:
+        """End all of them."""
+        for connection, process in self._running.values():
+            if process.is_alive():
+                connection.send(None)
+                process.join(10)
+                process.kill()
+
+    def _receive(self, arm: str, seconds: float) -> Any:
+        connection, process = self._running[arm]
+        try:
+            if connection.poll(seconds):
+                return connection.recv()
+        except EOFError:
+            pass
+        log = self._logs / f"{arm.replace(':', '-')}.log"
+        process.kill()
+        sys.exit(f"{arm}: the engine ended; its log's end:\n{log.read_text()[-3000:]}")
+
+
+def best_table(
+    rounds: Mapping[str, Mapping[int, BlockResult]], max_requests: int
+) -> list[list[int]]:
+    """vLLM's table with the fastest n-gram k (or none) at each load of the first round.
+
+    A load stands for the batch sizes around it, up to half way to the next one.
+    """
+    speeds: dict[int, dict[int, float]] = {}
+    for arm, results in rounds.items():
+        if arm == PLAIN or arm.startswith("ngram:"):
+            k = 0 if arm == PLAIN else int(arm.split(":")[1])
+            for load, result in results.items():
+                speeds.setdefault(load, {})[k] = tokens_per_second(result) or 0.0
+    loads = sorted(speeds)
+    table, start = [], 1
+    for load, following in zip(loads, [*loads[1:], None], strict=True):
+        end = max_requests if following is None else (load + following) // 2
+        table.append([start, end, max(speeds[load], key=lambda k: speeds[load][k])])
+        start = end + 1
+    return table
+
+
+def encode(prompts: Sequence[Prompt], model: str) -> dict[str, list[int]]:
+    """Prompt id -> token ids by the model's chat template."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    encoded = {}
+    for prompt in prompts:
+        messages = [{"role": each.role, "content": each.content} for each in prompt.messages]
+        is_open = messages[-1]["role"] == "assistant"
+        encoded[prompt.id] = tokenizer.apply_chat_template(
+            messages,
+            add_generation_prompt=not is_open,
+            continue_final_message=is_open,
+            return_dict=False,
+        )
+    return encoded
+
+
+def preload() -> list[str]:
+    """Have the arms' processes preload what vLLM's CPU build wants; the names that were found."""
+    places = (Path(sys.prefix) / "lib", *Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib64"))
+    found = [
+        next((place / name for place in places if (place / name).exists()), None)
+        for name in PRELOADS
+    ]
+    paths = [str(path) for path in found if path is not None]
+    os.environ["LD_PRELOAD"] = ":".join([*os.environ.get("LD_PRELOAD", "").split(), *paths])
+    return [Path(path).name for path in paths]
+
+
+def verdict(
+    console: Console, measurement: Measurement, overheads: Mapping[int, list[float]]
+) -> dict[str, Any]:
+    """AutoSpec against the best of the others, cell by cell and in all; with the bounds."""
+    rivals = [arm for arm in measurement.arms if arm != ADAPTIVE]
+    table = Table(title="AutoSpec against the best of the others", title_justify="left")
+    for name in ("cell", "best other", "AutoSpec / best", "rounds", "bound"):
+        table.add_column(name, no_wrap=True)
+    cells: list[dict[str, Any]] = []
+
+    def add(name: str, sums: Mapping[str, BlockResult], names: list[str], bound: float) -> str:
+        speeds = {arm: tokens_per_second(sums[arm]) or 0.0 for arm in measurement.arms}
+        best = max(names, key=lambda arm: speeds[arm])
+        ratio = speeds[ADAPTIVE] / speeds[best]
+        cells.append({"cell": name, "best": best, "ratio": round(ratio, 4), "bound": bound})
+        return best
+
+    for index, phase in enumerate(measurement.phases):
+        name = f"{phase.load} running"
+        best = add(name, measurement.sums(index), rivals, LEAST_OF_BEST)
+        found = spread(measurement.ratios(ADAPTIVE, best, index))
+        if found is not None:
+            cells[-1]["low"], cells[-1]["high"] = round(found.low, 4), round(found.high, 4)
+    static = [arm for arm in rivals if arm != TABLE]
+    add("all, best single static", measurement.total(), static, LEAST_OF_STATIC)
+    add("all, best of all", measurement.total(), rivals, LEAST_OF_BEST)
+    for cell in cells:
+        extremes = f"{cell['low']:.2f}-{cell['high']:.2f}" if "low" in cell else ""
+        is_met = "met" if cell["ratio"] >= cell["bound"] else "MISSED"
+        table.add_row(
+            cell["cell"],
+            cell["best"],
+            f"{cell['ratio']:.3f}",
+            extremes,
+            f">= {cell['bound']:.2f} {is_met}",
+        )
+    console.print(table)
+    by_load = {load: sorted(each)[len(each) // 2] for load, each in overheads.items() if each}
+    for load, milliseconds in by_load.items():
+        console.print(
+            f"AutoSpec's own time in schedule + update at {load} running: {milliseconds:.3f} ms a step"
+            + (f" (bound {MOST_OVERHEAD_MS})" if load == max(by_load) else ""),
+            highlight=False,
+        )
+    return {"cells": cells, "overhead_ms_per_step": by_load}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="model folder; default: the demo's model")
+    parser.add_argument("--prompts", type=Path, help="JSONL; default: the demo's prompts")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=3, help="counted rounds")
+    parser.add_argument("--max-tokens", type=int, default=80, help="most tokens of a request")
+    parser.add_argument("--adaptive-k", type=int, default=16, help="AutoSpec's greatest k")
+    parser.add_argument("--policy", default="default")
+    parser.add_argument("--arms", default=",".join((PLAIN, *STATIC, TABLE, ADAPTIVE)))
+    parser.add_argument("--quick", action="store_true", help="one counted round, smaller blocks")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    console = Console(width=120)
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    console.print(f"preloaded: {', '.join(preload()) or 'nothing'}", highlight=False)
+
+    import autospec
+    from autospec.engine.demo_model import demo_model_path
+
+    model = options.model or demo_model_path()
+    if model is None:
+        parser.error("no --model given, and the demo's is not there yet: run `make model` once")
+    prompts = read_prompts(options.prompts or Path(autospec.__file__).parent / "demo_prompts.jsonl")
+    names = {prompt.workload for prompt in prompts}
+    workloads = tuple(name for name in WORKLOADS if name in names) or tuple(sorted(names))
+    loads = QUICK_LOADS if options.quick else LOADS
+    rounds = 1 + (1 if options.quick else options.rounds)
+    phases = [
+        Phase(load, workloads, requests, options.max_tokens, rounds)
+        for load, requests in loads.items()
+    ]
+    blocks = sorted(plan_blocks(phases, prompts), key=lambda block: (block.round, block.phase))
+    tokens = encode(prompts, str(model))
+    longest = max(map(len, tokens.values())) + options.max_tokens
+    setup = EngineSetup(
+        str(model),
+        options.dtype,
+        max(1024, -(-longest // 256) * 256),
+        max(loads),
+        options.adaptive_k,
+        options.policy,
+    )
+    arms = options.arms.split(",")
+    measurement = Measurement.empty(phases, arms)
+    overheads: dict[int, list[float]] = {load: [] for load in loads}
+    warm_up: dict[str, dict[int, BlockResult]] = {arm: {} for arm in arms}
+    table: list[list[int]] = []
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as logs:
+        processes = Arms(setup, Path(logs), console)
+        try:
+            for arm in arms:
+                if arm != TABLE:
+                    processes.start(arm)
+            for number, block in enumerate(blocks):
+                if block.round == 1 and block.phase == 0 and TABLE in arms:
+                    table = best_table(warm_up, setup.max_requests)
+                    processes.start(TABLE, table)
+                    console.print(f"table from the first round: {table}", highlight=False)
+                    for warm in blocks[: len(phases)]:
+                        serve(processes, TABLE, warm, phases, tokens)
+                results = {}
+                for arm in arm_order(arms, number):
+                    if block.round == 0 and arm == TABLE:
+                        continue
+                    served = serve(processes, arm, block, phases, tokens)
+                    results[arm] = served.result
+                    load = phases[block.phase].load
+                    if arm == ADAPTIVE and block.round:
+                        overheads[load].append(1000 * served.overhead_seconds / served.steps)
+                speeds = ", ".join(
+                    f"{arm} {tokens_per_second(results[arm]) or 0.0:.1f}"
+                    for arm in arms
+                    if arm in results
+                )
+                console.print(
+                    f"[{time.monotonic() - began:4.0f} s] "
+                    f"{'warm-up' if block.round == 0 else f'round {block.round}'}, "
+                    f"{phases[block.phase].load} running: tokens/s {speeds}",
+                    markup=False,
+                    highlight=False,
+                )
+                if block.round == 0:
+                    for arm, result in results.items():
+                        warm_up[arm][phases[block.phase].load] = result
+                else:
+                    measurement.add_round(block.phase, results)
+        finally:
+            processes.stop()
+    print_summary(console, measurement)
+    found: dict[str, Any] = {"options": vars(options), "table": table, **report(measurement)}
+    if ADAPTIVE in arms:
+        found["verdict"] = verdict(console, measurement, overheads)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1, default=str) + "\n")
+    console.print(f"{time.monotonic() - began:.0f} s in all", highlight=False)
+
+
+def serve(
+    processes: Arms,
+    arm: str,
+    block: Block,
+    phases: Sequence[Phase],
+    tokens: Mapping[str, list[int]],
+) -> Served:
+    """One block by one arm."""
+    phase = phases[block.phase]
+    requests = [
+        (
+            tokens[prompt.id],
+            min(phase.max_tokens, prompt.max_tokens or phase.max_tokens),
+            prompt.workload,
+        )
+        for prompt in block.prompts
+    ]
+    return processes.serve(arm, requests, phase.load)
+
+
+if __name__ == "__main__":
+    main()
