@@ -144,7 +144,7 @@ class Server:
         self._watch()
 
     def serve(self, requests: Sequence[tuple[list[int], int, str]], load: int) -> Served:
-        """Serve (prompt token ids, max tokens, workload) with ``load`` of them running at a time."""
+        """Serve (prompt token ids, max tokens, workload) ``load`` of them at a time."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -383,7 +383,7 @@ def verdict(
     by_load = {load: sorted(each)[len(each) // 2] for load, each in overheads.items() if each}
     for load, milliseconds in by_load.items():
         console.print(
-            f"AutoSpec's own time in schedule + update at {load} running: {milliseconds:.3f} ms a step"
+            f"AutoSpec's own time a step at {load} running: {milliseconds:.3f} ms"
             + (f" (bound {MOST_OVERHEAD_MS})" if load == max(by_load) else ""),
             highlight=False,
         )
