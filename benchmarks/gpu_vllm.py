@@ -8,8 +8,8 @@ The engines are loaded one after the other, each in a process of its own, and se
 (the demo's, or those of ``--prompts``) greedily, at each number of running requests for as many
 seconds as ``--seconds``, after a warm-up of a third of that. ``table`` is vLLM's
 ``num_speculative_tokens_per_batch_size`` with what was fastest at each load among plain and the
-static arms before it. A budget (``--minutes``) is kept: the seconds a load are cut to fit it, once
-it is known how long an engine takes to load. Needs ``autospec-llm[vllm]`` beside vLLM; nothing else.
+static arms before it. A budget (``--minutes``) is kept: the seconds at a load are cut to fit it,
+once it is known how long an engine takes to load. Needs ``autospec-llm[vllm]`` and vLLM.
 """
 
 from __future__ import annotations
