@@ -26,7 +26,11 @@ class DraftOrder:
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """What the drafter did. ``seconds`` is None where the host cannot tell (on a GPU)."""
+    """What the drafter did. ``seconds`` is None where the host cannot tell (on a GPU).
+
+    ``supports`` is False for a drafter that cannot wait for orders.
+    """
 
     seconds: float | None
     faults: int
+    supports: bool = True

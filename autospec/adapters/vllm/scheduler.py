@@ -1,0 +1,108 @@
+"""The scheduler classes for ``--scheduler-cls``."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from typing import Any
+
+from autospec.adapters.vllm.steering import Steering
+from autospec.adapters.vllm.versions import SCHEDULER_HOOKS, check_version, require_hooks
+
+_VERSION = check_version()
+require_hooks(SCHEDULER_HOOKS)
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
+from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
+
+
+class _LiveDepth:
+    """What vLLM reads as its table from batch size to k: the depth that was just planned."""
+
+    def __init__(self, steering: Steering) -> None:
+        self._steering = steering
+
+    def __getitem__(self, batch_size: int) -> int:
+        return self._steering.depth
+
+
+class _Steered:
+    """The calls around a vLLM scheduler's own; mixed in before it."""
+
+    steering: Steering
+
+    def _steer(self, vllm_config: Any) -> None:
+        self.steering = Steering(self, vllm_config, _VERSION)
+        # A table, even a live one, also keeps vLLM from padding new requests with drafts.
+        self.dynamic_sd_lookup = _LiveDepth(self.steering)
+        atexit.register(_close, weakref.ref(self.steering))
+
+    def add_request(self, request: Any) -> None:
+        self.steering.safely("add_request", self.steering.added, request)
+        super().add_request(request)  # type: ignore[misc]
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        steering = self.steering
+        steering.safely("schedule", steering.before_schedule)
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        steering.safely("schedule", steering.after_schedule, output)
+        return output
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
+        self.steering.safely("schedule", self.steering.plan_ahead, scheduler_output)
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        self.steering.safely("drafts", self.steering.drafts_arrived, draft_token_ids)
+        super().update_draft_token_ids(draft_token_ids)  # type: ignore[misc]
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        steering = self.steering
+        before = steering.safely("update", steering.before_update, scheduler_output)
+        outputs = super().update_from_output(  # type: ignore[misc]
+            scheduler_output, model_runner_output
+        )
+        steering.safely(
+            "update", steering.after_update, scheduler_output, model_runner_output, before
+        )
+        return outputs
+
+    def _update_request_as_session(self, session: Any, update: Any) -> None:
+        super()._update_request_as_session(session, update)  # type: ignore[misc]
+        self.steering.safely("session", self.steering.rewritten, session)
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.steering.safely("finish", self.steering.freed, request)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def shutdown(self) -> None:
+        self.steering.close()
+        super().shutdown()  # type: ignore[misc]
+
+
+class AutoSpecAsyncScheduler(_Steered, AsyncScheduler):  # type: ignore[misc]
+    """AutoSpec over vLLM's asynchronous scheduler: the configured drafter, planned a step ahead."""
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        self._steer(vllm_config)
+
+
+class AutoSpecScheduler(_Steered, Scheduler):  # type: ignore[misc]
+    """AutoSpec over vLLM's scheduler; becomes AutoSpecAsyncScheduler where vLLM schedules so."""
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        if vllm_config.scheduler_config.async_scheduling:
+            return AutoSpecAsyncScheduler(vllm_config, *args, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        self._steer(vllm_config)
+
+
+def _close(steering: weakref.ref[Steering]) -> None:
+    """Save at exit what an engine that was never shut down has learned."""
+    alive = steering()
+    if alive is not None:
+        alive.close()
