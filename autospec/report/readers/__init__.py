@@ -1,0 +1,1 @@
+"""One file for each kind of input that a report is made of."""
