@@ -18,21 +18,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
+import select
+import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from vllm_arm import TABLE, ArmSetup, Request, Served
 
 from autospec.phases import (
     ADAPTIVE,
@@ -52,7 +51,6 @@ from autospec.phases import (
 from autospec.prompts import Prompt, read_prompts
 from autospec.summary import print_summary
 
-TABLE = "table"
 STATIC = ("ngram:2", "ngram:4", "ngram:8", "suffix:8")
 WORKLOADS = ("code-edit", "rag", "chat")
 LOADS = {1: 3, 4: 12, 16: 32}
@@ -62,233 +60,65 @@ LEAST_OF_BEST = 0.97  # in every cell
 LEAST_OF_STATIC = 1.05  # of the best single static arm, over all cells
 MOST_OVERHEAD_MS = 0.5  # a step, at the greatest load
 PRELOADS = ("libiomp5.so", "libtcmalloc_minimal.so.4")
-LOADING_SECONDS = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSetup:
-    """What all arms have in common."""
-
-    model: str
-    dtype: str
-    max_len: int
-    max_requests: int
-    adaptive_k: int
-    policy: str
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One block as one arm served it; ``steps`` and ``overhead_seconds`` are AutoSpec's."""
-
-    result: BlockResult
-    steps: int
-    overhead_seconds: float
-
-
-# The engine's side -------------------------------------------------------------------------------
-
-
-def engine_arguments(
-    arm: str, setup: EngineSetup, table: Sequence[Sequence[int]]
-) -> dict[str, Any]:
-    """vLLM's engine arguments of an arm."""
-    arguments: dict[str, Any] = {
-        "model": setup.model,
-        "dtype": setup.dtype,
-        "max_model_len": setup.max_len,
-        "max_num_seqs": setup.max_requests,
-        "enforce_eager": True,
-        "enable_prefix_caching": False,
-        "disable_log_stats": True,
-        "seed": 0,
-    }
-    ngram = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 2}
-    if arm == PLAIN:
-        return arguments
-    if arm == ADAPTIVE:
-        arguments["speculative_config"] = ngram | {"num_speculative_tokens": setup.adaptive_k}
-        arguments["scheduler_cls"] = "autospec.adapters.vllm.AutoSpecScheduler"
-        options = {"policy": setup.policy, "cache_tokens": 0}
-        arguments["additional_config"] = {"autospec": options}
-        return arguments
-    if arm == TABLE:
-        arguments["speculative_config"] = ngram | {
-            "num_speculative_tokens": max(1, *(k for _, _, k in table)),
-            "num_speculative_tokens_per_batch_size": [list(each) for each in table],
-        }
-        return arguments
-    method, k = arm.split(":")
-    config: dict[str, Any] = {"method": method, "num_speculative_tokens": int(k)}
-    if method == "ngram":
-        config = ngram | config
-    else:
-        config["suffix_decoding_max_cached_requests"] = 0
-    arguments["speculative_config"] = config
-    return arguments
-
-
-class Server:
-    """An engine in this process that serves blocks at a given number of running requests."""
-
-    def __init__(self, arm: str, setup: EngineSetup, table: Sequence[Sequence[int]]) -> None:
-        from vllm import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        self._engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(arm, setup, table)))
-        self._scheduler = self._engine.engine_core.engine_core.scheduler
-        self._names = {ADAPTIVE: "drafts", TABLE: "ngram"}.get(arm, arm.split(":")[0])
-        self._request_steps = self._drafted = self._steps = 0
-        self._choices: Counter[Choice] = Counter()
-        self._overhead = 0.0
-        self._watch()
-
-    def serve(self, requests: Sequence[tuple[list[int], int, str]], load: int) -> Served:
-        """Serve (prompt token ids, max tokens, workload) ``load`` of them at a time."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        self._request_steps = self._drafted = self._steps = 0
-        self._choices.clear()
-        self._overhead = 0.0
-        waiting = list(enumerate(requests))
-        running = tokens = 0
-        began = time.perf_counter()
-        while waiting or running:
-            while waiting and running < load:
-                index, (prompt, max_tokens, workload) = waiting.pop(0)
-                self._engine.add_request(
-                    f"{began}-{index}",
-                    {"prompt_token_ids": prompt},
-                    SamplingParams(
-                        temperature=0.0,
-                        max_tokens=max_tokens,
-                        detokenize=False,
-                        output_kind=RequestOutputKind.FINAL_ONLY,
-                        extra_args={"autospec": {"workload": workload}},
-                    ),
-                )
-                running += 1
-            for output in self._engine.step():
-                if output.finished:
-                    running -= 1
-                    tokens += len(output.outputs[0].token_ids)
-        seconds = time.perf_counter() - began
-        step_tokens = tokens - len(requests)
-        result = BlockResult(
-            tokens=tokens,
-            seconds=seconds,
-            step_tokens=step_tokens,
-            request_steps=self._request_steps,
-            drafted=self._drafted,
-            accepted=max(0, step_tokens - self._request_steps),
-            choices=dict(self._choices),
-            requests=len(requests),
-        )
-        return Served(result, self._steps, self._overhead)
-
-    def _watch(self) -> None:
-        """Count what is scheduled and, where AutoSpec steers, the time that it takes itself."""
-        schedule = self._scheduler.schedule
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            output = schedule(*args, **kwargs)
-            self._steps += bool(output.num_scheduled_tokens)
-            drafts = output.scheduled_spec_decode_tokens
-            for name, scheduled in output.num_scheduled_tokens.items():
-                request = self._scheduler.requests[name]
-                if request.num_computed_tokens - scheduled < request.num_prompt_tokens:
-                    continue
-                k = len(drafts.get(name, ()))
-                self._request_steps += 1
-                self._drafted += k
-                self._choices[Choice(self._names if k else OFF, k)] += 1
-            return output
-
-        self._scheduler.schedule = counted
-        steering = getattr(self._scheduler, "steering", None)
-        if steering is None:
-            return
-        safely = steering.safely
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            answer = safely(*args, **kwargs)
-            self._overhead += time.perf_counter() - began
-            return answer
-
-        steering.safely = timed
-
-
-def run_server(
-    connection: Connection,
-    arm: str,
-    setup: EngineSetup,
-    table: Sequence[Sequence[int]],
-    log: Path,
-) -> None:
-    """The body of an arm's process: answers blocks until it is sent None."""
-    with log.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    server = Server(arm, setup, table)
-    connection.send("ready")
-    while (block := connection.recv()) is not None:
-        connection.send(server.serve(*block))
-    os._exit(0)  # vLLM's threads and atexit hooks need not be waited for
-
-
-# The driver's side -------------------------------------------------------------------------------
+MOST_SECONDS = 300.0  # for loading an engine, or serving one block
 
 
 class Arms:
     """The arms' processes, by name."""
 
-    def __init__(self, setup: EngineSetup, logs: Path, console: Console) -> None:
+    def __init__(self, setup: ArmSetup, logs: Path, console: Console) -> None:
         self._setup = setup
         self._logs = logs
         self._console = console
-        self._running: dict[str, tuple[Connection, BaseProcess]] = {}
+        self._running: dict[str, subprocess.Popen[str]] = {}
 
     def start(self, arm: str, table: Sequence[Sequence[int]] = ()) -> None:
         """Load an arm's engine. Exits with its log's end if it cannot."""
         began = time.monotonic()
-        context = multiprocessing.get_context("spawn")
-        mine, theirs = context.Pipe()
-        log = self._logs / f"{arm.replace(':', '-')}.log"
-        process = context.Process(
-            target=run_server, args=(theirs, arm, self._setup, table, log), daemon=True
-        )
-        process.start()
-        theirs.close()
-        self._running[arm] = (mine, process)
-        self._receive(arm, LOADING_SECONDS)
+        with self._log(arm).open("w") as log:
+            self._running[arm] = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("vllm_arm.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self._ask(arm, asdict(replace(self._setup, arm=arm, table=table)))
         self._console.print(f"{arm}: loaded in {time.monotonic() - began:.0f} s", highlight=False)
 
-    def serve(self, arm: str, requests: list[tuple[list[int], int, str]], load: int) -> Served:
+    def serve(self, arm: str, requests: Sequence[Request], load: int) -> Served:
         """One block, served by one arm while the others sleep."""
-        self._running[arm][0].send((requests, load))
-        served: Served = self._receive(arm, LOADING_SECONDS)
-        return served
+        block = {
+            "requests": [[list(each.prompt), each.max_tokens, each.workload] for each in requests],
+            "load": load,
+        }
+        return Served(**self._ask(arm, block))
 
     def stop(self) -> None:
         """End all of them."""
-        for connection, process in self._running.values():
-            if process.is_alive():
-                connection.send(None)
-                process.join(10)
-                process.kill()
+        for process in self._running.values():
+            process.kill()
+            process.wait()
 
-    def _receive(self, arm: str, seconds: float) -> Any:
-        connection, process = self._running[arm]
+    def _log(self, arm: str) -> Path:
+        return self._logs / f"{arm.replace(':', '-')}.log"
+
+    def _ask(self, arm: str, question: object) -> Any:
+        process = self._running[arm]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answer = ""
         try:
-            if connection.poll(seconds):
-                return connection.recv()
-        except EOFError:
+            process.stdin.write(json.dumps(question) + "\n")
+            process.stdin.flush()
+            if select.select([process.stdout], [], [], MOST_SECONDS)[0]:
+                answer = process.stdout.readline()
+        except BrokenPipeError:
             pass
-        log = self._logs / f"{arm.replace(':', '-')}.log"
-        process.kill()
-        sys.exit(f"{arm}: the engine ended; its log's end:\n{log.read_text()[-3000:]}")
+        if not answer:
+            log = self._log(arm).read_text()
+            sys.exit(f"{arm}: the engine ended or hung; its log's end:\n{log[-3000:]}")
+        return json.loads(answer)
 
 
 def best_table(
@@ -427,13 +257,14 @@ def main() -> None:
     blocks = sorted(plan_blocks(phases, prompts), key=lambda block: (block.round, block.phase))
     tokens = encode(prompts, str(model))
     longest = max(map(len, tokens.values())) + options.max_tokens
-    setup = EngineSetup(
-        str(model),
-        options.dtype,
-        max(1024, -(-longest // 256) * 256),
-        max(loads),
-        options.adaptive_k,
-        options.policy,
+    setup = ArmSetup(
+        arm=PLAIN,
+        model=str(model),
+        dtype=options.dtype,
+        max_len=max(1024, -(-longest // 256) * 256),
+        max_requests=max(loads),
+        adaptive_k=options.adaptive_k,
+        policy=options.policy,
     )
     arms = options.arms.split(",")
     measurement = Measurement.empty(phases, arms)
@@ -459,7 +290,7 @@ def main() -> None:
                     if block.round == 0 and arm == TABLE:
                         continue
                     served = serve(processes, arm, block, phases, tokens)
-                    results[arm] = served.result
+                    results[arm] = as_result(arm, served, len(block.prompts))
                     load = phases[block.phase].load
                     if arm == ADAPTIVE and block.round:
                         overheads[load].append(1000 * served.overhead_seconds / served.steps)
@@ -501,7 +332,7 @@ def serve(
     """One block by one arm."""
     phase = phases[block.phase]
     requests = [
-        (
+        Request(
             tokens[prompt.id],
             min(phase.max_tokens, prompt.max_tokens or phase.max_tokens),
             prompt.workload,
@@ -509,6 +340,23 @@ def serve(
         for prompt in block.prompts
     ]
     return processes.serve(arm, requests, phase.load)
+
+
+def as_result(arm: str, served: Served, requests: int) -> BlockResult:
+    """A served block as measurements count it: a request's first token comes from its prompt."""
+    name = {ADAPTIVE: "drafts", TABLE: "ngram"}.get(arm, arm.split(":")[0])
+    return BlockResult(
+        tokens=served.tokens,
+        seconds=served.seconds,
+        step_tokens=served.tokens - requests,
+        request_steps=served.request_steps,
+        drafted=served.drafted,
+        accepted=max(0, served.tokens - requests - served.request_steps),
+        choices={
+            Choice(name if int(k) else OFF, int(k)): count for k, count in served.choices.items()
+        },
+        requests=requests,
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,196 @@
+"""One arm of vllm_serving.py: a vLLM engine in a process of its own.
+
+Reads JSON lines from its standard input, an ArmSetup and then blocks of requests, and answers each
+with one on its standard output. What vLLM prints goes to standard error. Nothing of AutoSpec is
+imported here: an arm without it must be vLLM alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+PLAIN, TABLE, ADAPTIVE = "plain", "table", "adaptive"
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSetup:
+    """What an engine is made of; ``table`` is vLLM's, for the arm of that name."""
+
+    arm: str
+    model: str
+    dtype: str
+    max_len: int
+    max_requests: int
+    adaptive_k: int
+    policy: str
+    table: Sequence[Sequence[int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a block."""
+
+    prompt: Sequence[int]
+    max_tokens: int
+    workload: str
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A block as it was served. ``choices`` counts request steps by number of draft tokens;
+    ``steps`` and ``overhead_seconds`` are engine steps and AutoSpec's own time in them."""
+
+    tokens: int
+    seconds: float
+    request_steps: int
+    drafted: int
+    choices: dict[int, int]
+    steps: int
+    overhead_seconds: float
+
+
+def engine_arguments(setup: ArmSetup) -> dict[str, Any]:
+    """vLLM's engine arguments of an arm."""
+    arguments: dict[str, Any] = {
+        "model": setup.model,
+        "dtype": setup.dtype,
+        "max_model_len": setup.max_len,
+        "max_num_seqs": setup.max_requests,
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    ngram = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+    if setup.arm == PLAIN:
+        return arguments
+    if setup.arm == ADAPTIVE:
+        arguments["speculative_config"] = ngram | {"num_speculative_tokens": setup.adaptive_k}
+        arguments["scheduler_cls"] = "autospec.adapters.vllm.AutoSpecScheduler"
+        options = {"policy": setup.policy, "cache_tokens": 0}
+        arguments["additional_config"] = {"autospec": options}
+        return arguments
+    if setup.arm == TABLE:
+        arguments["speculative_config"] = ngram | {
+            "num_speculative_tokens": max(1, *(row[2] for row in setup.table)),
+            "num_speculative_tokens_per_batch_size": [list(row) for row in setup.table],
+        }
+        return arguments
+    method, k = setup.arm.split(":")
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": int(k)}
+    if method == "ngram":
+        config = ngram | config
+    else:
+        config["suffix_decoding_max_cached_requests"] = 0
+    arguments["speculative_config"] = config
+    return arguments
+
+
+class Server:
+    """An engine in this process that serves blocks at a given number of running requests."""
+
+    def __init__(self, setup: ArmSetup) -> None:
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(setup)))
+        self._scheduler = self._engine.engine_core.engine_core.scheduler
+        self._blocks = 0
+        self._start_counting()
+        self._watch()
+
+    def serve(self, requests: Sequence[Request], load: int) -> Served:
+        """Serve ``load`` requests at a time until all are done."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self._start_counting()
+        self._blocks += 1
+        waiting = list(enumerate(requests))[::-1]
+        running = tokens = 0
+        began = time.perf_counter()
+        while waiting or running:
+            while waiting and running < load:
+                index, request = waiting.pop()
+                self._engine.add_request(
+                    f"{self._blocks}-{index}",
+                    {"prompt_token_ids": list(request.prompt)},
+                    SamplingParams(
+                        temperature=0.0,
+                        max_tokens=request.max_tokens,
+                        detokenize=False,
+                        output_kind=RequestOutputKind.FINAL_ONLY,
+                        extra_args={"autospec": {"workload": request.workload}},
+                    ),
+                )
+                running += 1
+            for output in self._engine.step():
+                if output.finished:
+                    running -= 1
+                    tokens += len(output.outputs[0].token_ids)
+        return Served(
+            tokens=tokens,
+            seconds=time.perf_counter() - began,
+            request_steps=self._request_steps,
+            drafted=sum(k * count for k, count in self._choices.items()),
+            choices=dict(self._choices),
+            steps=self._steps,
+            overhead_seconds=self._overhead,
+        )
+
+    def _start_counting(self) -> None:
+        self._request_steps = self._steps = 0
+        self._overhead = 0.0
+        self._choices: Counter[int] = Counter()
+
+    def _watch(self) -> None:
+        """Count what is scheduled and, where AutoSpec steers, the time that it takes itself."""
+        schedule = self._scheduler.schedule
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            output = schedule(*args, **kwargs)
+            self._steps += bool(output.num_scheduled_tokens)
+            drafts = output.scheduled_spec_decode_tokens
+            for name, scheduled in output.num_scheduled_tokens.items():
+                request = self._scheduler.requests[name]
+                if request.num_computed_tokens - scheduled >= request.num_prompt_tokens:
+                    self._request_steps += 1
+                    self._choices[len(drafts.get(name, ()))] += 1
+            return output
+
+        self._scheduler.schedule = counted
+        steering = getattr(self._scheduler, "steering", None)
+        if steering is None:
+            return
+        safely = steering.safely
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            answer = safely(*args, **kwargs)
+            self._overhead += time.perf_counter() - began
+            return answer
+
+        steering.safely = timed
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    server = Server(ArmSetup(**json.loads(sys.stdin.readline())))
+    print('"ready"', file=answers, flush=True)
+    for line in sys.stdin:
+        block = json.loads(line)
+        requests = [Request(*each) for each in block["requests"]]
+        print(json.dumps(asdict(server.serve(requests, block["load"]))), file=answers, flush=True)
+    os._exit(0)  # vLLM's threads and exit hooks need not be waited for
+
+
+if __name__ == "__main__":
+    main()
