@@ -29,12 +29,13 @@ from autospec.profile import Profile
 from autospec.prompts import Prompt
 from autospec.proposers.base import LookupProposer
 from autospec.proposers.draft_model import DraftModelProposer
+from autospec.proposers.heads import HEAD_KINDS, head_kind, load_head
 from autospec.proposers.ngram import NgramProposer
 from autospec.proposers.suffix import SuffixProposer
 from autospec.records import BatchState, EngineInfo, Float32Array, Int16Array, Plan, Request
 from autospec.records import StepResult as ControllerResult
 
-STATIC_PROPOSERS = ("ngram", "suffix", "draft_model")
+STATIC_PROPOSERS = ("ngram", "suffix", "draft_model", *HEAD_KINDS)
 MAX_STATIC_K = 32
 _ADAPTIVE_K = {"ngram": 8, "suffix": 16, "draft_model": 8}
 
@@ -67,12 +68,16 @@ class Served:
     outputs: tuple[tuple[int, ...], ...]
 
 
-def parse_arms(text: str, *, has_draft: bool) -> tuple[ArmSpec, ...]:
+def parse_arms(
+    text: str, *, has_draft: bool, head_kinds: Sequence[str] = ()
+) -> tuple[ArmSpec, ...]:
     """Arms of a comma separated list: ``plain``, ``NAME:K`` or ``adaptive``.
 
-    Raises InputError that names the arm and what is allowed.
+    ``head_kinds`` are those of the heads at hand. Raises InputError that names the arm and what is
+    allowed.
     """
-    specs = [_parse_arm(name.strip(), has_draft) for name in text.split(",") if name.strip()]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    specs = [_parse_arm(name, has_draft, head_kinds) for name in names]
     if not specs:
         raise InputError(f"--arms is empty; {_allowed()}")
     repeated = [name for name, n in Counter(spec.name for spec in specs).items() if n > 1]
@@ -81,7 +86,7 @@ def parse_arms(text: str, *, has_draft: bool) -> tuple[ArmSpec, ...]:
     return tuple(specs)
 
 
-def _parse_arm(name: str, has_draft: bool) -> ArmSpec:
+def _parse_arm(name: str, has_draft: bool, head_kinds: Sequence[str]) -> ArmSpec:
     if name in (PLAIN, ADAPTIVE):
         return ArmSpec(name)
     proposer, colon, number = name.partition(":")
@@ -91,6 +96,9 @@ def _parse_arm(name: str, has_draft: bool) -> ArmSpec:
         raise InputError(f"--arms: {name!r}: k is {number!r}; it must be from 1 to {MAX_STATIC_K}")
     if proposer == "draft_model" and not has_draft:
         raise InputError(f"--arms: {name!r} needs a draft model; give its folder with --draft")
+    if proposer in HEAD_KINDS and proposer not in head_kinds:
+        given = f"those given are of {', '.join(head_kinds)}" if head_kinds else "none was given"
+        raise InputError(f"--arms: {name!r} needs a head; give its folder with --head ({given})")
     return ArmSpec(f"{proposer}:{int(number)}", proposer, int(number))
 
 
@@ -158,13 +166,14 @@ class _Tap:
 
 @dataclass(frozen=True, slots=True)
 class ArmInputs:
-    """What all the arms share."""
+    """What all the arms share; ``heads`` are folders."""
 
     target: CausalModel
     draft: CausalModel | None
     slots: int
     capacity: int
     seed: int
+    heads: tuple[Path, ...] = ()
 
 
 class Arm:
@@ -274,6 +283,10 @@ def _proposers(spec: ArmSpec, inputs: ArmInputs) -> tuple[LookupProposer | Model
         chosen.append(SuffixProposer(slots, capacity, max_k=limits["suffix"]))
     if "draft_model" in limits and inputs.draft is not None:
         chosen.append(DraftModelProposer(inputs.draft, max_k=limits["draft_model"]))
+    for folder in inputs.heads:
+        if spec.proposer in (None, head_kind(folder)):
+            # A static arm's k is also the deepest it may draft; else what the head was made for.
+            chosen.append(load_head(folder, inputs.target, spec.k or None))
     return tuple(chosen)
 
 

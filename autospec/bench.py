@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -34,6 +33,7 @@ from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.errors import InputError, ProfileError
 from autospec.journal import Journal
+from autospec.json_file import check_writable, write_json
 from autospec.live import open_view, say
 from autospec.metrics import Metrics, MetricsServer
 from autospec.phases import (
@@ -50,6 +50,8 @@ from autospec.phases import (
 from autospec.profile import load_profile
 from autospec.progress import heartbeat
 from autospec.prompts import Prompt, read_prompts, workload_names
+from autospec.proposers.heads import head_bytes, head_kind
+from autospec.report import check_report, write_report
 from autospec.summary import print_summary
 
 _NEVER = 1e12
@@ -66,10 +68,12 @@ class BenchOptions:
     target: Path
     prompts: Path
     draft: Path | None = None
+    heads: tuple[Path, ...] = ()
     policy: str = "default"
     loads: tuple[int, ...] = (1, 4, 16)
     arms: str = "plain,ngram:4,suffix:8,adaptive"
     json_path: Path | None = None
+    report_path: Path | None = None
     max_tokens: int = 128
     requests: int | None = None
     rounds: int = 3
@@ -100,6 +104,7 @@ class Comparison:
     specs: tuple[ArmSpec, ...]
     settings: Settings
     policy: str
+    heads: tuple[Path, ...] = ()
     stop_at_eos: bool = False
     start_cold: bool = False
     budget_seconds: float | None = None
@@ -149,17 +154,22 @@ def run_bench(options: BenchOptions, console: Console) -> int:
 
     Raises InputError, ConfigError and ModelError for what cannot be run, before anything is timed.
     """
-    specs = parse_arms(options.arms, has_draft=options.draft is not None)
+    specs = parse_arms(
+        options.arms, has_draft=options.draft is not None, head_kinds=checked_heads(options.heads)
+    )
     prompts = read_prompts(options.prompts)
     phases = bench_phases(options, prompts)
     settings = kept_settings(
         load_settings(options.policy), options.profile, options.journal, options.metrics_port
     )
     check_writable(options.json_path)
+    if options.report_path is not None:
+        check_report(options.report_path)
     target = load_model(options.target, options.dtype, options.device, console)
     draft = None
     if options.draft is not None:
         draft = load_model(options.draft, options.dtype, options.device, console)
+    tell_heads(options.heads, console)
     comparison = Comparison(
         title=f"AutoSpec bench: {target.name}",
         target=target,
@@ -170,14 +180,20 @@ def run_bench(options: BenchOptions, console: Console) -> int:
         specs=specs,
         settings=settings,
         policy=options.policy,
+        heads=options.heads,
         stop_at_eos=options.stop_at_eos,
         seed=options.seed,
     )
-    return run_comparison(comparison, console, options.json_path)
+    return run_comparison(comparison, console, options.json_path, options.report_path)
 
 
-def run_comparison(comparison: Comparison, console: Console, json_path: Path | None) -> int:
-    """Measure, show tables and paths, write the JSON; returns the exit code."""
+def run_comparison(
+    comparison: Comparison,
+    console: Console,
+    json_path: Path | None,
+    report_path: Path | None = None,
+) -> int:
+    """Measure, show tables and paths, write JSON and report; returns the exit code."""
     outcome = compare(comparison, console)
     if not outcome.measurement.results[comparison.specs[0].name][0]:
         say(console, "interrupted before the first round was complete; nothing to show")
@@ -187,9 +203,14 @@ def run_comparison(comparison: Comparison, console: Console, json_path: Path | N
         say(console, f"profile saved in {outcome.profile} (the next run starts from it)")
     if outcome.journal is not None:
         say(console, f"journal saved in {outcome.journal}")
+    figures = result_json(comparison, outcome)
     if json_path is not None:
-        write_json(json_path, result_json(comparison, outcome))
+        write_json(json_path, figures)
         say(console, f"figures saved in {json_path}")
+    if report_path is not None:
+        kept = [path for path in (outcome.journal, outcome.profile) if path is not None]
+        write_report([figures, *kept], report_path)
+        say(console, f"report saved in {report_path}")
     if outcome.interrupted:
         say(console, "interrupted: the figures above are those of the finished rounds")
     return 1 if outcome.interrupted else 0
@@ -207,6 +228,24 @@ def kept_settings(
     if metrics_port is not None:
         update["metrics"] = settings.metrics.model_copy(update={"port": metrics_port})
     return settings.model_copy(update=update)
+
+
+def checked_heads(folders: Sequence[Path]) -> tuple[str, ...]:
+    """Kinds of the heads in ``folders``. Raises ModelError, and InputError where two are alike."""
+    kinds = tuple(head_kind(folder) for folder in folders)
+    for number, kind in enumerate(kinds):
+        if kind in kinds[:number]:
+            raise InputError(
+                f"--head: {folders[kinds.index(kind)]} and {folders[number]} are both {kind}; "
+                "give one of a kind"
+            )
+    return kinds
+
+
+def tell_heads(folders: Sequence[Path], console: Console) -> None:
+    """Say how much memory the heads' weights take."""
+    for folder in folders:
+        say(console, f"head {folder}: {head_kind(folder)}, {head_bytes(folder) / 1e6:.1f} MB")
 
 
 def load_model(folder: Path, dtype: str, device: str, console: Console) -> CausalModel:
@@ -229,6 +268,7 @@ def compare(comparison: Comparison, console: Console) -> Outcome:
         slots=max(phase.load for phase in comparison.phases),
         capacity=_capacity(comparison, blocks, token_ids),
         seed=comparison.seed,
+        heads=comparison.heads,
     )
     names = tuple(spec.name for spec in comparison.specs)
     measurement = Measurement.empty(comparison.phases, names)
@@ -453,6 +493,7 @@ def result_json(comparison: Comparison, outcome: Outcome) -> dict[str, Any]:
         "settings": {
             "target": info.target,
             "draft": None if comparison.draft is None else comparison.draft.name,
+            "heads": [folder.name for folder in comparison.heads],
             "dtype": info.dtype,
             "device": info.device,
             "prompts": comparison.prompts_path.name,
@@ -502,28 +543,3 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def check_writable(path: Path | None) -> None:
-    """Refuse a path for figures before they are measured, not after. Raises InputError."""
-    if path is None:
-        return
-    folder = path.parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(f"--json: {path} cannot be written; give a file in a folder that exists")
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace the file in one step. Raises InputError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(value, indent=2) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None

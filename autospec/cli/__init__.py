@@ -1,6 +1,31 @@
 """The ``autospec`` command: one file per command; importing a file registers it."""
 
-from autospec.cli import bench, demo, policy, profile, record, replay
+from autospec.cli import (
+    bench,
+    check,
+    demo,
+    export,
+    policy,
+    profile,
+    record,
+    replay,
+    report,
+    serve,
+    train_proposer,
+)
 from autospec.cli.app import main
 
-__all__ = ["bench", "demo", "main", "policy", "profile", "record", "replay"]
+__all__ = [
+    "bench",
+    "check",
+    "demo",
+    "export",
+    "main",
+    "policy",
+    "profile",
+    "record",
+    "replay",
+    "report",
+    "serve",
+    "train_proposer",
+]

@@ -14,6 +14,7 @@ from autospec.cli.options import (
     MetricsPort,
     PolicyName,
     ProfilePath,
+    ReportPath,
     Seed,
     extra,
 )
@@ -28,12 +29,17 @@ def bench(
     draft: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Draft model with the same vocabulary.")
     ] = None,
+    head: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FOLDER", help="Head trained for the target; may be repeated."),
+    ] = None,
     policy: PolicyName = "default",
     loads: Annotated[str, typer.Option(help="Numbers of running requests.")] = "1,4,16",
     arms: Annotated[
         str, typer.Option(help="plain, adaptive, or PROPOSER:K each.")
     ] = "plain,ngram:4,suffix:8,adaptive",
     json_path: JsonPath = None,
+    report: ReportPath = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
     requests: Annotated[
         int | None, typer.Option(min=1, help="Requests per block; else as many as the load.")
@@ -62,10 +68,12 @@ def bench(
         target=target,
         prompts=prompts,
         draft=draft,
+        heads=tuple(head or ()),
         policy=policy,
         loads=parse_loads(loads),
         arms=arms,
         json_path=json_path,
+        report_path=report,
         max_tokens=max_tokens,
         requests=requests,
         rounds=rounds,

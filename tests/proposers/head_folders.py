@@ -107,6 +107,56 @@ def slow_published_mlp(
     return logits
 
 
+@dataclass(frozen=True)
+class MedusaSizes:
+    """What published Medusa heads are made of."""
+
+    vocab_size: int
+    hidden_size: int
+    num_heads: int = 3
+    num_layers: int = 2
+    has_bias: bool = False
+
+
+def medusa(sizes: MedusaSizes, rows: int, original: bool, seed: int = 0) -> Tensors:
+    """Weights, float64, each head with ``rows`` output rows of its own.
+
+    Names as FasterDecoding/Medusa saves them in ``medusa_lm_head.pt`` if ``original``, else as
+    vLLM's ``models/medusa.py`` reads them.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) * 0.3
+
+    size = sizes.hidden_size
+    tensors: Tensors = {}
+    for head in range(sizes.num_heads):
+        for layer in range(sizes.num_layers):
+            name = f"{head}.{layer}.linear" if original else f"blocks.{head}.layers.{layer}"
+            tensors[f"{name}.weight"] = random(size, size)
+            if sizes.has_bias:
+                tensors[f"{name}.bias"] = random(size)
+        name = f"{head}.{sizes.num_layers}" if original else f"lm_heads.{head}"
+        tensors[f"{name}.weight"] = random(rows, size)
+    return tensors
+
+
+def slow_medusa(
+    sizes: MedusaSizes, tensors: Tensors, hidden: torch.Tensor, head: int, original: bool
+) -> torch.Tensor:
+    """Logits of one head from one hidden state; arXiv 2401.10774, section 2.1."""
+    state = hidden
+    for layer in range(sizes.num_layers):
+        name = f"{head}.{layer}.linear" if original else f"blocks.{head}.layers.{layer}"
+        inner = tensors[f"{name}.weight"] @ state
+        if sizes.has_bias:
+            inner = inner + tensors[f"{name}.bias"]
+        state = state + inner * torch.sigmoid(inner)
+    name = f"{head}.{sizes.num_layers}" if original else f"lm_heads.{head}"
+    return tensors[f"{name}.weight"] @ state
+
+
 def hidden_and_history(
     target: CausalModel, prompts: list[list[int]], capacity: int
 ) -> tuple[torch.Tensor, History]:
