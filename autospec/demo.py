@@ -10,16 +10,17 @@ from rich.console import Console
 from autospec.arms import parse_arms
 from autospec.bench import (
     Comparison,
-    check_writable,
     kept_settings,
     load_model,
     run_comparison,
 )
 from autospec.config import load_settings
 from autospec.engine.demo_model import cache_folder, ensure_demo_model
+from autospec.json_file import check_writable
 from autospec.live import say
 from autospec.phases import Phase
 from autospec.prompts import read_prompts
+from autospec.report import check_report
 
 PROMPTS = Path(__file__).with_name("demo_prompts.jsonl")
 ARMS = "plain,ngram:4,suffix:8,adaptive"
@@ -43,6 +44,7 @@ class DemoOptions:
     target: Path | None = None
     policy: str = "default"
     json_path: Path | None = None
+    report_path: Path | None = None
     profile: Path | None = None
     journal: Path | None = None
     metrics_port: int | None = None
@@ -56,6 +58,8 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     prompts = read_prompts(PROMPTS)
     own = load_settings(options.policy)
     check_writable(options.json_path)
+    if options.report_path is not None:
+        check_report(options.report_path)
     folder = options.target
     if folder is None:
         folder = ensure_demo_model(lambda line: say(console, line))
@@ -81,4 +85,4 @@ def run_demo(options: DemoOptions, console: Console) -> int:
         budget_seconds=BUDGET_SECONDS,
         seed=options.seed,
     )
-    return run_comparison(comparison, console, options.json_path)
+    return run_comparison(comparison, console, options.json_path, options.report_path)

@@ -12,6 +12,7 @@ from autospec.cli import (
     report,
     serve,
     train_proposer,
+    vllm_args,
 )
 from autospec.cli.app import main
 
@@ -28,4 +29,5 @@ __all__ = [
     "report",
     "serve",
     "train_proposer",
+    "vllm_args",
 ]

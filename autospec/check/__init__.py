@@ -1,0 +1,1 @@
+"""``autospec check``: is a service a candidate for speculative decoding at all?"""

@@ -1,0 +1,132 @@
+"""``autospec serve``: load a model, open a port, serve until interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+
+from autospec.arms import Arm, ArmInputs, ArmSpec
+from autospec.bench import kept_settings, load_model
+from autospec.config import Settings, load_settings
+from autospec.engine.decoder import Decoder
+from autospec.engine.model import CausalModel
+from autospec.engine.request import GenerationRequest
+from autospec.errors import AutoSpecError
+from autospec.journal import Journal
+from autospec.live import say
+from autospec.metrics import Metrics
+from autospec.phases import ADAPTIVE
+from autospec.progress import heartbeat
+from autospec.serve.app import Service, create_app
+from autospec.serve.counters import EngineCounters
+from autospec.serve.engine_loop import EngineLoop
+
+_GRACE_SECONDS = 5
+_WARM_UP_TOKENS = 8
+_WARM_UP_PROMPT = 32
+
+
+class PortTaken(AutoSpecError):
+    """The address cannot be listened on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What ``autospec serve`` was asked for. ``slots`` requests run at once, ``max_waiting`` more
+    may wait; ``context`` is the most tokens of one, prompt included."""
+
+    target: Path
+    draft: Path | None = None
+    policy: str = "default"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str | None = None
+    slots: int = 16
+    max_waiting: int = 256
+    context: int = 2048
+    profile: Path | None = None
+    journal: Path | None = None
+    dtype: str = "auto"
+    device: str = "cpu"
+    seed: int = 0
+
+
+def run_serve(options: ServeOptions, console: Console) -> int:
+    """Serve until SIGINT or SIGTERM; returns the exit code.
+
+    Raises ConfigError, ModelError and PortTaken for what cannot be served.
+    """
+    settings = kept_settings(load_settings(options.policy), options.profile, options.journal, None)
+    with listen(options.host, options.port) as port:
+        target = load_model(options.target, options.dtype, options.device, console)
+        draft = None
+        if options.draft is not None:
+            draft = load_model(options.draft, options.dtype, options.device, console)
+        with heartbeat("preparing (compiles once)", lambda line: say(console, line)):
+            service = make_service(options, settings, target, draft)
+        place = f"{options.host}:{port.getsockname()[1]}"
+        say(console, f"serving {service.name} at http://{place}/v1 (metrics: /metrics)")
+        server = uvicorn.Server(server_config(service))
+        with contextlib.suppress(KeyboardInterrupt):  # raised again after a shutdown in good order
+            server.run(sockets=[port])
+    if settings.profile.path is not None:
+        say(console, f"what was learned is in {settings.profile.path}")
+    return 1 if service.engine.has_failed else 0
+
+
+def server_config(service: Service) -> uvicorn.Config:
+    """How uvicorn serves it."""
+    return uvicorn.Config(
+        create_app(service),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes any that is free. Raises PortTaken."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise PortTaken(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
+        ) from None
+
+
+def make_service(
+    options: ServeOptions, settings: Settings, target: CausalModel, draft: CausalModel | None
+) -> Service:
+    """The engine with its controller, warmed up and ready to be started."""
+    registry = CollectorRegistry()
+    journal = None
+    if settings.journal.path is not None:
+        journal = Journal(settings.journal.path, settings.journal.max_bytes)
+    inputs = ArmInputs(target, draft, options.slots, options.context, options.seed)
+    arm = Arm(ArmSpec(ADAPTIVE), inputs, settings, journal=journal, metrics=Metrics(registry))
+    _warm_up(target)
+    engine = EngineLoop(
+        arm.decoder, EngineCounters(arm.decoder, registry), max_waiting=options.max_waiting
+    )
+    controller = arm.controller
+    assert controller is not None
+    close: Callable[[], None] = controller.close
+    reader = copy.copy(target)
+    reader.tokenizer = copy.deepcopy(target.tokenizer)
+    return Service(options.name or target.name, engine, reader, registry, close)
+
+
+def _warm_up(target: CausalModel) -> None:
+    """Let the runtime allocate and choose its kernels; the controller learns nothing from it."""
+    size = min(_WARM_UP_PROMPT, target.context_tokens - _WARM_UP_TOKENS - 1)
+    decoder = Decoder(target, slots=1, capacity=size + _WARM_UP_TOKENS + 1)
+    decoder.generate([GenerationRequest([0] * size, max_tokens=_WARM_UP_TOKENS, ignore_eos=True)])
