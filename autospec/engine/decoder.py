@@ -214,7 +214,7 @@ class Decoder:
                 choices = _likeliest(own_logits)
                 verdict = verify_greedy(choices, own_offsets, drafts[rows], lengths[rows])
             else:
-                draft_row: Int64Array = np.full(len(offsets), -1, dtype=np.int64)
+                draft_row: Int64Array = np.full(drafts.shape, -1, dtype=np.int64)
                 if speculation is not None:
                     draft_row[decoding] = speculation.probs_row
                 settings = sampling.take(rows)

@@ -35,17 +35,17 @@ class DraftTask:
 class ModelDrafts:
     """Draft tokens over the rows of a task; ``lengths[i]`` of row ``i`` are valid.
 
-    ``probs[probs_row[i], j]`` is the distribution that token ``j`` of row ``i`` was sampled from;
-    a ``probs_row`` of -1 says that the row's tokens are point masses. Whether token ``j`` was
-    drafted at all may depend on the tokens before it, never on itself: else verification could not
-    keep the target's distribution.
+    ``probs[probs_row[i, j], j]`` is the distribution that token ``j`` of row ``i`` was sampled
+    from; a ``probs_row`` of -1 says that the token is a point mass given those before it. Whether
+    token ``j`` was drafted at all may depend on the tokens before it, never on itself: else
+    verification could not keep the target's distribution.
     """
 
     tokens: Int64Array  # [n, k]
     lengths: Int16Array  # [n]
     confidence: Float32Array  # [n, k]
     probs: torch.Tensor | None  # [sampled rows, k, vocab]
-    probs_row: Int64Array  # [n]
+    probs_row: Int64Array  # [n, k]
 
 
 @dataclass(frozen=True, slots=True)

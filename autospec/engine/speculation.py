@@ -59,7 +59,7 @@ class Speculation:
     tokens: Int64Array  # [n, k]
     verify: Int64Array  # [n]
     probs: torch.Tensor | None  # [d, k, vocab]
-    probs_row: Int64Array  # [n], -1 for point masses
+    probs_row: Int64Array  # [n, k], -1 for point masses
     offers: dict[int, Drafts]  # by lookup proposer
     draft_seconds: Float64Array  # [p]
 
@@ -147,7 +147,7 @@ class Speculator:
         tokens: Int64Array = np.zeros((num_rows, width), dtype=np.int64)
         lengths: Int64Array = np.zeros(num_rows, dtype=np.int64)
         confidence: Float32Array = np.zeros((num_rows, self._controller.k_max), dtype=np.float32)
-        probs_row: Int64Array = np.full(num_rows, -1, dtype=np.int64)
+        probs_row: Int64Array = np.full((num_rows, width), -1, dtype=np.int64)
         if not width:
             return Speculation(plan, tokens, lengths, None, probs_row, offers, seconds)
 
@@ -177,12 +177,14 @@ class Speculator:
             tokens[rows, :depth] = drafts.tokens[rows, :depth]
             confidence[rows, :depth] = drafts.confidence[rows, :depth]
             known[rows] = lengths[rows]
-            sampled = rows[drafts.probs_row[rows] >= 0]
+            sampled = rows[(drafts.probs_row[rows] >= 0).any(axis=1)]
             if len(sampled):
                 first = _expected_probability(drafts, sampled)
                 confidence[sampled] = first[:, None]
                 known[sampled] = wanted[sampled]
-                probs_row[sampled] = drafts.probs_row[sampled] + sum(map(len, distributions))
+                of_rows = drafts.probs_row[sampled, :depth]
+                before = sum(map(len, distributions))
+                probs_row[sampled, :depth] = np.where(of_rows >= 0, of_rows + before, -1)
                 assert drafts.probs is not None
                 distributions.append(drafts.probs)
             seconds[index] += self._clock() - began
@@ -304,7 +306,7 @@ class Speculator:
 def _expected_probability(drafts: ModelDrafts, rows: Int64Array) -> Float32Array:
     """Expected draft probability [m] of the first token of each row, known before it is drawn."""
     assert drafts.probs is not None
-    first = drafts.probs[torch.from_numpy(drafts.probs_row[rows]).to(drafts.probs.device), 0]
+    first = drafts.probs[torch.from_numpy(drafts.probs_row[rows, 0]).to(drafts.probs.device), 0]
     return cast(Float32Array, first.square().sum(dim=-1).float().cpu().numpy())
 
 

@@ -46,10 +46,10 @@ def verify_sampled(
     drafts: Int64Array,  # [n, k]
     lengths: Int64Array,  # [n]
     draft_probs: torch.Tensor | None,  # [d, k, vocab] what the drafts were sampled from
-    draft_row: Int64Array,  # [n] row of draft_probs, -1 where the draft is a point mass
+    draft_row: Int64Array,  # [n, k] row of draft_probs, -1 where the draft is a point mass
     uniforms: torch.Tensor,  # [n, k + 1], float64: for the final token, then for each draft
 ) -> Verdict:
-    """Rejection sampling over rows that may mix point masses and sampled drafts."""
+    """Rejection sampling over rows that may mix point masses and sampled drafts, also in one."""
     device = probs.device
     num_rows, depth = drafts.shape
     columns = np.arange(depth)
@@ -66,8 +66,8 @@ def verify_sampled(
         if draft_probs is not None:
             # Other proposers may have drafted deeper in this step; those columns are not valid.
             own = torch.from_numpy(np.minimum(columns, draft_probs.shape[1] - 1)).to(device)
-            of_row = draft_probs[dense.clamp(min=0)[:, None], own, tokens]
-            draft_prob = torch.where((dense >= 0)[:, None], of_row.double(), draft_prob)
+            of_row = draft_probs[dense.clamp(min=0), own, tokens]
+            draft_prob = torch.where(dense >= 0, of_row.double(), draft_prob)
         kept = accepts(target_prob, draft_prob, uniforms[:, 1:])
         accepted = _leading(valid & kept.cpu().numpy())
     else:
@@ -96,7 +96,7 @@ def _recovered_from(
     position = accepted[rejected]
     token = torch.from_numpy(drafts[rejected, position]).to(device)
     draft = torch.zeros_like(target).scatter_(1, token[:, None], 1.0)
-    dense = draft_row[rejected]
+    dense = draft_row[rejected, position]
     sampled = np.flatnonzero(dense >= 0)
     if draft_probs is not None and len(sampled):
         of_rows = draft_probs[dense[sampled], position[sampled]]

@@ -10,7 +10,10 @@ from autospec.records import Float32Array, Int16Array, Int32Array, ProposerInfo
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Every slot's tokens, prompt first. The owner appends in place; proposers only read."""
+    """Every slot's tokens, prompt first. The owner appends in place; proposers only read.
+
+    Behind a slot's length its row is free; drafts are written there for whoever goes on from them.
+    """
 
     tokens: Int32Array  # [slots, capacity]
     lengths: Int32Array  # [slots]

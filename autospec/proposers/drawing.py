@@ -83,9 +83,8 @@ class Drawing:
 
     def drafts(self) -> ModelDrafts:
         """What has been chosen."""
-        return ModelDrafts(
-            self.tokens, self.lengths, self._confidence, self._probs, self._probs_row
-        )
+        probs_row = np.repeat(self._probs_row[:, None], self.width, axis=1)
+        return ModelDrafts(self.tokens, self.lengths, self._confidence, self._probs, probs_row)
 
     def _over_target(self, probs: torch.Tensor) -> torch.Tensor:
         """Probabilities [n, vocab_size] over the target's tokens."""

@@ -361,7 +361,7 @@ class Watcher:
             np.zeros(num_rows, np.int16),
             np.zeros((num_rows, 0), np.float32),
             None,
-            np.full(num_rows, -1, np.int64),
+            np.full((num_rows, 0), -1, np.int64),
         )
 
     def commit(self, kept: Kept, history: History) -> None:

@@ -128,7 +128,7 @@ def sequences(
     last = torch.full((SAMPLES,), START)
     columns = []
     draft_probs: torch.Tensor | None = None
-    draft_row: Int64Array = np.full(SAMPLES, -1, dtype=np.int64)
+    draft_row: Int64Array = np.full((SAMPLES, 2), -1, dtype=np.int64)
     if kind == "point-mass":
         favorites = torch.from_numpy(np.random.default_rng(2).integers(0, VOCAB, VOCAB))
         columns = [favorites[last], favorites[favorites[last]]]
@@ -137,7 +137,7 @@ def sequences(
         first = sample(draft[last], numbers(SAMPLES))
         columns = [first, sample(draft[first], numbers(SAMPLES))]
         draft_probs = torch.stack([draft[last], draft[first]], dim=1)
-        draft_row = np.arange(SAMPLES, dtype=np.int64)
+        draft_row[:] = np.arange(SAMPLES)[:, None]
     drafts = torch.stack(columns, dim=1)
     lengths: Int64Array = np.full(SAMPLES, 2, dtype=np.int64)
     if keep is not None and draft_probs is not None:

@@ -47,7 +47,7 @@ def test_point_masses_and_sampled_drafts_are_told_apart() -> None:
         drafts,
         np.ones(3, dtype=np.int64),
         draft_probs,
-        np.array([0, 1, -1]),
+        np.array([[0], [1], [-1]]),
         torch.tensor([[0.1, 0.5]] * 3, dtype=torch.float64),
     )
     # 0.5 * 0.5 < 0.3 keeps the first; 0.5 * 0.9 and 0.5 * 1 do not keep the others.
@@ -65,7 +65,7 @@ def test_a_rejected_point_mass_is_never_the_recovered_token() -> None:
         drafts,
         np.ones(1000, dtype=np.int64),
         None,
-        np.full(1000, -1),
+        np.full((1000, 1), -1),
         numbers,
     )
     rejected = verdict.accepted == 0

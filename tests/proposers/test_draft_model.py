@@ -82,7 +82,7 @@ def test_sampled_rows_report_the_distribution_they_were_drawn_from() -> None:
     settings = SamplingParameters(temperature=0.8, top_k=6, seed=4)
     drafts = proposer.draft(task(history, [3], settings))
     assert drafts.probs is not None
-    assert drafts.probs_row.tolist() == [0]
+    assert drafts.probs_row.tolist() == [[0, 0, 0]]
     tokens = [1, 2, 3, *drafts.tokens[0].tolist()]
     with torch.inference_mode():
         logits = tiny("llama")(torch.tensor([tokens]), use_cache=False).logits[0, 2:5]
