@@ -80,7 +80,10 @@ def engine_arguments(arm: str, setup: Setup, table: Sequence[Sequence[int]]) -> 
     if arm == ADAPTIVE:
         from autospec.adapters.vllm import configure
 
-        return configure(EngineArgs(**common, speculative_config=config), policy=setup.policy)
+        # Prompts come round again: without this, lookups would recall the answers given before.
+        options = {"autospec": {"cache_tokens": 0}}
+        given = EngineArgs(**common, speculative_config=config, additional_config=options)
+        return configure(given, policy=setup.policy)
     if arm == TABLE:
         config["num_speculative_tokens_per_batch_size"] = [list(each) for each in table]
     else:
