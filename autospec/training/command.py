@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ from autospec.engine.model import CausalModel
 from autospec.errors import InputError
 from autospec.live import say
 from autospec.proposers.checkpoint import CONFIG
+from autospec.training.eagle import EagleTrainee
 from autospec.training.fit import Course, Progress, Report, fit
 from autospec.training.labels import frequent_tokens, make_labels, target_choices
 from autospec.training.material import Material, gather
+from autospec.training.medusa import MedusaTrainee
 from autospec.training.mlp import MlpTrainee
 from autospec.training.recording import (
     Recording,
@@ -34,7 +36,8 @@ from autospec.training.recording import (
 from autospec.training.trainee import Lesson, Trainee, conditional
 from autospec.training.view import View
 
-KINDS = ("mlp_speculator",)
+KINDS = ("mlp_speculator", "medusa", "eagle")
+_PATHS = ("target", "out", "data", "held_out")
 UNFINISHED = "unfinished"
 """Folder inside the head's folder, for what an interrupted training goes on from."""
 
@@ -225,13 +228,16 @@ def _prepare(
     tokens = frequent_tokens(choices[~learned.context], count, target.vocab_size)
     rows = target.output_rows(tokens.to(target.device))
     labels = make_labels(learned, choices, rows, target.device)
-    trainee = MlpTrainee(
-        target,
-        Lesson(learned, labels, tokens, rows),
-        inner_size=options.inner_size,
-        batch=options.batch,
-        seed=options.seed,
-    )
+    lesson = Lesson(learned, labels, tokens, rows)
+    batch, seed = options.batch, options.seed
+    trainee: Trainee
+    if options.kind == "medusa":
+        trainee = MedusaTrainee(target, lesson, batch=batch)
+    elif options.kind == "eagle":
+        trainee = EagleTrainee(target, lesson, batch=batch, seed=seed)
+    else:
+        inner_size = options.inner_size
+        trainee = MlpTrainee(target, lesson, inner_size=inner_size, batch=batch, seed=seed)
     parameters = sum(each.numel() for each in trainee.module.parameters())
     say(
         console,
@@ -266,9 +272,10 @@ def _told(
     kept = dict(progress.checks)[progress.best_step]
     return {
         "made_by": f"autospec {__version__} train-proposer",
-        "options": json.loads(
-            json.dumps(asdict(replace(options, out=Path(options.out.name))), default=str)
-        ),
+        "options": {
+            key: Path(value).name if key in _PATHS and value is not None else value
+            for key, value in asdict(options).items()
+        },
         "tokens": learned.num_tokens,
         "sequences": len(learned.starts) - 1,
         "held_out_prompts": len(material.held_out),
