@@ -19,7 +19,7 @@ sum left. When the price of a second is given (``rate``), value - rate x seconds
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +37,11 @@ _LATENCY_STARTS = 6
 _LEAST_GAIN = 0.01
 _LEAST_SECONDS = 1e-12  # a step that costs nothing has no goodput
 _NUM_BUCKETS = 512
+_NOTHING_CAPTURED: Int32Array = np.zeros(0, dtype=np.int32)
 _BEND = 0.05  # relative change of a token's price that counts as a kink
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(NamedTuple):
     """What the engine charges, in seconds, for one step.
 
     ``base`` is the target forward without its tokens, ``speculating`` what any draft adds to it,
@@ -54,11 +54,10 @@ class Prices:
     slopes: Float64Array
     draft: Float64Array
     shape: Shape = "packed"
-    captured: Int32Array = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    captured: Int32Array = _NOTHING_CAPTURED
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(NamedTuple):
     """The solution: ``proposer`` [n], ``k`` [n] and ``depth`` [p], its value and its seconds.
 
     ``advantage`` [p] is the value above its price that would be lost without a proposer, ``alone``
@@ -72,6 +71,19 @@ class Allocation:
     alone: Float64Array
     value: float
     seconds: float
+
+    @classmethod
+    def empty(cls, num_proposers: int, n: int) -> Allocation:
+        """Room for one, to be handed to ``allocate`` again and again."""
+        return cls(
+            np.zeros(n, dtype=np.int16),
+            np.zeros(n, dtype=np.int16),
+            np.zeros(num_proposers, dtype=np.int16),
+            np.zeros(num_proposers),
+            np.zeros(num_proposers),
+            0.0,
+            0.0,
+        )
 
 
 @compiled
@@ -451,6 +463,8 @@ def solve(
     proposer[:] = -1
     k[:] = 0
     depth[:] = 0
+    advantage[:] = 0.0
+    alone[:] = 0.0
     best_value, best_seconds = _evaluate(
         gains, stale, lookup, base_seconds, speculating, slopes, knots, captured, shape, draft,
         proposer, k, depth,
@@ -587,19 +601,20 @@ def allocate(
     rate: float = 0.0,
     held_depth: Int16Array | None = None,
     hold: float = 0.0,
+    into: Allocation | None = None,
 ) -> Allocation:
     """Solve one step.
 
     ``gains`` [n, p, k] fall with the position, ``limits`` [p, n] say how many positions each
     proposer has, ``lookup`` [p] which drafts are already there. ``stale_tokens`` [p, n] are charged
     to a request that takes a model. ``hold`` is the relative advantage that another set of models
-    than ``held_depth`` [p] must have. Latency's base value is the sum of its weights.
+    than ``held_depth`` [p] must have. Latency's base value is the sum of its weights. The arrays
+    of ``into`` are written over and returned.
     """
     num_proposers, n = limits.shape
-    proposer = np.empty(n, dtype=np.int16)
-    k = np.empty(n, dtype=np.int16)
-    depth = np.zeros(num_proposers, dtype=np.int16)
-    advantage, alone = np.zeros((2, num_proposers))
+    if into is None:
+        into = Allocation.empty(num_proposers, n)
+    proposer, k, depth, advantage, alone, _, _ = into
     value, seconds = solve(
         gains,
         limits,
@@ -623,4 +638,4 @@ def allocate(
         advantage,
         alone,
     )
-    return Allocation(proposer, k, depth, advantage, alone, float(value), float(seconds))
+    return Allocation(proposer, k, depth, advantage, alone, value, seconds)

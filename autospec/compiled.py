@@ -11,5 +11,8 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def compiled(function: F) -> F:
-    """Compile with numba in nopython mode, cached on disk, without the GIL."""
-    return cast(F, numba.njit(cache=True, nogil=True)(function))
+    """Compile with numba in nopython mode, cached on disk, without the GIL.
+
+    Divisions follow IEEE 754, as numpy's do: a check of every divisor costs a fifth of the time.
+    """
+    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))

@@ -57,6 +57,7 @@ from autospec.rows import (
     RequestRows,
     StepRecord,
     bound_decision,
+    bound_drafted,
     clean_result,
     fill_rows,
     select_drafted,
@@ -238,7 +239,8 @@ class Controller:
         try:
             n = plan.k.shape[0]
             drafted = checked(drafted, INT16, (n,), "drafted")
-            verify = np.maximum(np.minimum(drafted, plan.k), 0)
+            verify = np.empty(n, dtype=np.int16)
+            bound_drafted(drafted, plan.k, verify)
             if record.plan_id == plan.id:
                 record.drafted[:] = verify
                 if confidence is not None and record.has_models and self.policy.adaptive:
@@ -447,7 +449,9 @@ class Controller:
         self, plan: Plan, record: StepRecord, verify: Int16Array, confidence: Float32Array
     ) -> Int16Array:
         limits = record.draft_limits
-        drafts = select_drafted(plan.proposer, verify, confidence, self.learned.lookup, limits)
+        drafts = select_drafted(
+            plan.proposer, verify, confidence, self.learned.lookup, limits, record.draft_models
+        )
         if drafts == 0 or record.view is None:
             return verify
         self.learned.drafted.draft_evidence(confidence, limits, record.draft_bins)
@@ -488,11 +492,9 @@ class Controller:
             record.bins, record.hazards,
         )  # fmt: skip
         if record.is_trimmed:
-            drafted = (record.draft_limits.sum(axis=0) > 0) & (plan.proposer >= 0)
             self.learned.drafted.learn(
                 record.slots, record.workloads, record.token_buckets, record.known,
-                np.where(drafted, plan.proposer, NO_PROPOSER).astype(np.int16),
-                verified, accepted, committed, nothing.matched,
+                record.draft_models, verified, accepted, committed, nothing.matched,
                 record.offer_lengths, record.draft_bins, record.draft_hazards,
             )  # fmt: skip
         if drifts:
@@ -541,7 +543,7 @@ class Controller:
             return None
         draft = checked(draft, FLOAT64, (len(self.proposers),), "draft_seconds")
         parts = draft.tolist()  # a few numbers: faster than numpy's reductions
-        if sum(parts) < result.step_seconds and all(part >= 0.0 for part in parts):
+        if sum(parts) < result.step_seconds and min(parts, default=0.0) >= 0.0:
             return draft
         self._dropped("unusable draft time")
         return None

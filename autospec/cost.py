@@ -12,19 +12,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from autospec.compiled import compiled
 from autospec.octave import NUM_OCTAVES, octave_of
-from autospec.records import EngineInfo, Float64Array, Int32Array, ProposerInfo, Shape
+from autospec.records import (
+    EngineInfo,
+    Float64Array,
+    Int32Array,
+    Int64Array,
+    ProposerInfo,
+    Shape,
+)
 
 LAYOUT = "cost/1"
 KNOTS = np.array([0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0])
 NUM_SEGMENTS = len(KNOTS)
-_STARTS = tuple(KNOTS.tolist())
-_ENDS = (*_STARTS[1:], math.inf)
 FIXED = 0
 SLOPES = 1
 CONTEXT = SLOPES + NUM_SEGMENTS
@@ -53,8 +58,7 @@ _MIXED_STEPS = 32
 _SWEEPS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class StepLoad:
+class StepLoad(NamedTuple):
     """What one step carried: the regressors of its time.
 
     ``tokens`` is what the engine pays for (see ``paid_tokens``); ``depth``, ``draft_tokens`` and
@@ -91,6 +95,45 @@ def round_up(tokens: int, captured: Int32Array) -> int:
         if captured[c] >= tokens:
             return int(captured[c])
     return tokens
+
+
+@compiled
+def forward_seconds(
+    beta: Float64Array,
+    tokens: float,
+    requests: float,
+    context_tokens: float,
+    speculating: bool,
+    knots: Float64Array,
+) -> float:
+    """Predicted seconds of a target forward over ``tokens`` paid tokens."""
+    seconds = beta[FIXED] + beta[CONTEXT] * context_tokens + beta[REQUESTS] * requests
+    if speculating:
+        seconds += beta[SPECULATING]
+    return seconds + token_seconds(tokens, beta[SLOPES:CONTEXT], knots)
+
+
+@compiled
+def drafting_seconds(
+    beta: Float64Array,
+    models: Int64Array,
+    depth: Float64Array,
+    draft_tokens: Float64Array,
+    catch_up_tokens: Float64Array,
+) -> float:
+    """Predicted seconds of a step's drafting, all models together."""
+    seconds = 0.0
+    for m in range(models.shape[0]):
+        p = models[m]
+        if depth[p] > 0.0:
+            start = NUM_VERIFY + NUM_DRAFT * m
+            seconds += (
+                beta[start + ACTIVE]
+                + beta[start + DEPTH] * depth[p]
+                + beta[start + TOKENS] * draft_tokens[p]
+                + beta[start + CATCH_UP] * catch_up_tokens[p]
+            )
+    return seconds
 
 
 def paid_tokens(
@@ -252,18 +295,41 @@ def _learn(
 
 
 @compiled
-def _fill_and_learn(
+def _draft_features(
+    start: int, depth: float, draft_tokens: float, catch_up_tokens: float, x: Float64Array
+) -> None:
+    x[start + ACTIVE] = 1.0
+    x[start + DEPTH] = depth
+    x[start + TOKENS] = draft_tokens
+    x[start + CATCH_UP] = catch_up_tokens
+
+
+@compiled
+def _copy_draft_coefficients(
+    beta: Float64Array, models: Int64Array, draft_coefficients: Float64Array
+) -> None:
+    for m in range(models.shape[0]):
+        for c in range(NUM_DRAFT):
+            draft_coefficients[models[m], c] = beta[NUM_VERIFY + NUM_DRAFT * m + c]
+
+
+@compiled
+def _learn_step(
     tokens: float,
     requests: float,
     context: float,
     speculating: float,
+    models: Int64Array,
+    depth: Float64Array,
+    draft_tokens: Float64Array,
+    catch_up_tokens: Float64Array,
+    seconds: float,
+    draft_seconds: Float64Array,
+    is_told_apart: bool,
+    cell: int,
+    most_surprise: float,
     knots: Float64Array,
     x: Float64Array,
-    seconds: float,
-    cell: int,
-    first_cell: int,
-    last_cell: int,
-    most_surprise: float,
     health: Float64Array,
     doubt: Float64Array,
     cell_gram: Float64Array,
@@ -276,13 +342,46 @@ def _fill_and_learn(
     precision: Float64Array,
     target: Float64Array,
     beta: Float64Array,
+    draft_coefficients: Float64Array,
 ) -> bool:
-    """``_learn`` of a target forward, in one call since it is made in every step."""
+    """Learn a step: the target forward, and each model's drafting where that is told apart.
+
+    Returns whether the times of target forwards have changed for good.
+    """
     _verify_features(tokens, requests, context, speculating, knots, x)
-    return _learn(
-        x, seconds, cell, first_cell, last_cell, most_surprise, health, doubt, cell_gram,
-        cell_moment, gram, moment, fresh_gram, fresh_moment, fresh_weight, precision, target, beta,
-    )  # fmt: skip
+    verifying = seconds
+    if is_told_apart:
+        verifying -= draft_seconds.sum()
+    else:
+        for m in range(models.shape[0]):
+            p = models[m]
+            if depth[p] > 0.0:
+                _draft_features(
+                    NUM_VERIFY + NUM_DRAFT * m, depth[p], draft_tokens[p], catch_up_tokens[p], x
+                )
+    surprised = False
+    if verifying > LEAST_SECONDS:
+        surprised = _learn(
+            x, verifying, cell, 0, 2 * NUM_OCTAVES, most_surprise, health[0], doubt, cell_gram,
+            cell_moment, gram, moment, fresh_gram, fresh_moment, fresh_weight, precision, target,
+            beta,
+        )  # fmt: skip
+    if is_told_apart:
+        for m in range(models.shape[0]):
+            p = models[m]
+            if depth[p] > 0.0 and LEAST_SECONDS < draft_seconds[p] < MOST_SECONDS:
+                x[:] = 0.0
+                _draft_features(
+                    NUM_VERIFY + NUM_DRAFT * m, depth[p], draft_tokens[p], catch_up_tokens[p], x
+                )
+                own = 2 * NUM_OCTAVES + m
+                _learn(
+                    x, draft_seconds[p], own, own, own + 1, most_surprise, health[1 + m], doubt,
+                    cell_gram, cell_moment, gram, moment, fresh_gram, fresh_moment, fresh_weight,
+                    precision, target, beta,
+                )  # fmt: skip
+    _copy_draft_coefficients(beta, models, draft_coefficients)
+    return surprised
 
 
 class StepCost:
@@ -308,11 +407,12 @@ class StepCost:
         )
         size = NUM_VERIFY + NUM_DRAFT * len(self.models)
         self.beta = np.zeros(size)
+        self.slopes: Float64Array = self.beta[SLOPES:CONTEXT]
+        """Seconds per token in each segment between ``KNOTS``; a view, always up to date."""
         self.prefill_token_seconds = 0.0
         self.is_known = False
         self._mixed_steps = 0
         self._fastest_mixed = math.inf
-        self._coefficients: list[float] = self.beta.tolist()
         self._draft_coefficients = np.zeros((len(proposers), NUM_DRAFT))
         self._num_cells = 2 * NUM_OCTAVES + len(self.models)
         self._cell_gram = np.zeros((self._num_cells, size, size))
@@ -329,6 +429,8 @@ class StepCost:
         self._precision = np.zeros((size, size))
         self._target = np.zeros(size)
         self._x = np.zeros(size)
+        self._rows: Int64Array = np.array(self.models, dtype=np.int64)
+        self._no_times = np.zeros(len(proposers))
         self._health = np.zeros((1 + len(self.models), 3))  # relative error, surprise, steps
         self._health[:, 0] = _NOISE
         self._doubt = np.zeros(self._num_cells)
@@ -352,39 +454,23 @@ class StepCost:
         if is_early and self._set_scale(load, step_seconds):
             return
         cell = int(load.speculating) * NUM_OCTAVES + octave_of(load.requests)
-        parts = None if draft_seconds is None else draft_seconds.tolist()
-        if parts is None or not all(part >= 0.0 for part in parts):
-            self._fill_verify(load)
-            for m, p in enumerate(self.models):
-                self._fill_draft(m, load, p)
-            if self._learn(cell, step_seconds):
-                self._set_prior(step_seconds, load.tokens, load.context_tokens)
-            self._refresh()
-            return
-        verify_seconds = step_seconds - sum(parts)
-        is_timed = verify_seconds > LEAST_SECONDS
-        if is_timed and self._learn_verify(load, cell, verify_seconds):
+        is_told_apart = draft_seconds is not None and min(draft_seconds.tolist(), default=0.0) >= 0
+        if _learn_step(
+            load.tokens, load.requests, load.context_tokens, load.speculating, self._rows,
+            load.depth, load.draft_tokens, load.catch_up_tokens, step_seconds,
+            draft_seconds if is_told_apart else self._no_times, is_told_apart, cell,
+            self._most_surprise, KNOTS, self._x, self._health, self._doubt, self._cell_gram,
+            self._cell_moment, self._gram, self._moment, self._fresh_gram, self._fresh_moment,
+            self._fresh_weight, self._precision, self._target, self.beta,
+            self._draft_coefficients,
+        ):  # fmt: skip
             self._set_prior(step_seconds, load.tokens, load.context_tokens)
-        for m, p in enumerate(self.models):
-            if load.depth[p] > 0 and LEAST_SECONDS < parts[p] < MOST_SECONDS:
-                self._x[:] = 0.0
-                self._fill_draft(m, load, p)
-                self._learn(2 * NUM_OCTAVES + m, parts[p])
-        self._refresh()
 
     def verify_seconds(
         self, tokens: int, requests: int, context_tokens: int, speculating: bool
     ) -> float:
         """Predicted seconds of a target forward over ``tokens`` paid tokens."""
-        b = self._coefficients
-        seconds = b[FIXED] + b[CONTEXT] * context_tokens + b[REQUESTS] * requests
-        if speculating:
-            seconds += b[SPECULATING]
-        for slope, start, end in zip(b[SLOPES:CONTEXT], _STARTS, _ENDS, strict=True):
-            if tokens <= start:
-                break
-            seconds += slope * (min(tokens, end) - start)
-        return seconds
+        return forward_seconds(self.beta, tokens, requests, context_tokens, speculating, KNOTS)
 
     def plain_seconds(self, requests: int, context_tokens: int) -> float:
         """Predicted seconds of a plain decoding step."""
@@ -393,13 +479,7 @@ class StepCost:
 
     def base_seconds(self, requests: int, context_tokens: int) -> float:
         """The part of a step that does not depend on how many tokens are verified."""
-        b = self._coefficients
-        return b[FIXED] + b[CONTEXT] * context_tokens + b[REQUESTS] * requests
-
-    @property
-    def slopes(self) -> Float64Array:
-        """Seconds per token in each segment between ``KNOTS``."""
-        return self.beta[SLOPES:CONTEXT]
+        return forward_seconds(self.beta, 0.0, requests, context_tokens, False, KNOTS)
 
     @property
     def draft_coefficients(self) -> Float64Array:
@@ -409,24 +489,15 @@ class StepCost:
     @property
     def speculating_seconds(self) -> float:
         """What any draft adds to a target forward, its tokens apart."""
-        return self._coefficients[SPECULATING]
+        return float(self.beta[SPECULATING])
 
     def predict(self, load: StepLoad) -> float:
         """Predicted seconds of a whole step, drafting included."""
-        seconds = self.verify_seconds(
-            load.tokens, load.requests, load.context_tokens, load.speculating
+        return forward_seconds(
+            self.beta, load.tokens, load.requests, load.context_tokens, load.speculating, KNOTS
+        ) + drafting_seconds(
+            self.beta, self._rows, load.depth, load.draft_tokens, load.catch_up_tokens
         )
-        for m, p in enumerate(self.models):
-            if load.depth[p] > 0:
-                start = NUM_VERIFY + NUM_DRAFT * m
-                active, depth, tokens, catch_up = self._coefficients[start : start + NUM_DRAFT]
-                seconds += (
-                    active
-                    + depth * float(load.depth[p])
-                    + tokens * float(load.draft_tokens[p])
-                    + catch_up * float(load.catch_up_tokens[p])
-                )
-        return seconds
 
     def trusted_tokens(self, requests: int) -> float:
         """Up to how many paid tokens a step's price can be told: somewhat beyond the most seen.
@@ -456,7 +527,7 @@ class StepCost:
             self._is_loaded = True
             self._set_prior(seconds / count, tokens / count, context / count)
             _solve(self._gram, self._moment, self._precision, self._target, self.beta, 500)
-            self._refresh()
+            _copy_draft_coefficients(self.beta, self._rows, self._draft_coefficients)
 
     def take_fresh(self) -> Mapping[str, Float64Array]:
         """Additive statistics since the last call.
@@ -480,31 +551,6 @@ class StepCost:
         self._fresh_moment += statistics["moment"]
         self._fresh_weight += statistics["weight"]
         self._reference += statistics["reference"]
-
-    def _refresh(self) -> None:
-        """Coefficients as Python floats: what is asked for many times a step costs no call."""
-        self._coefficients = self.beta.tolist()
-        for m, p in enumerate(self.models):
-            start = NUM_VERIFY + NUM_DRAFT * m
-            self._draft_coefficients[p] = self.beta[start : start + NUM_DRAFT]
-
-    def _learn_verify(self, load: StepLoad, cell: int, seconds: float) -> bool:
-        return _fill_and_learn(
-            load.tokens, load.requests, load.context_tokens, load.speculating, KNOTS, self._x,
-            seconds, cell, 0, 2 * NUM_OCTAVES, self._most_surprise, self._health[0], self._doubt,
-            self._cell_gram, self._cell_moment, self._gram, self._moment, self._fresh_gram,
-            self._fresh_moment, self._fresh_weight, self._precision, self._target, self.beta,
-        )  # fmt: skip
-
-    def _learn(self, cell: int, seconds: float) -> bool:
-        part = max(0, cell - 2 * NUM_OCTAVES + 1)
-        first, last = (0, 2 * NUM_OCTAVES) if part == 0 else (cell, cell + 1)
-        return _learn(
-            self._x, seconds, cell, first, last, self._most_surprise, self._health[part],
-            self._doubt, self._cell_gram, self._cell_moment, self._gram, self._moment,
-            self._fresh_gram, self._fresh_moment, self._fresh_weight, self._precision,
-            self._target, self.beta,
-        )  # fmt: skip
 
     def _set_scale(self, load: StepLoad, step_seconds: float) -> bool:
         """Scale the priors to the median of the first steps; the very first does nothing else.
@@ -530,24 +576,6 @@ class StepCost:
         rate = 0.1 if self.prefill_token_seconds > 0.0 else 1.0
         self.prefill_token_seconds += rate * (excess - self.prefill_token_seconds)
 
-    def _fill_verify(self, load: StepLoad) -> None:
-        _verify_features(
-            float(load.tokens),
-            float(load.requests),
-            float(load.context_tokens),
-            1.0 if load.speculating else 0.0,
-            KNOTS,
-            self._x,
-        )
-
-    def _fill_draft(self, model: int, load: StepLoad, p: int) -> None:
-        if load.depth[p] > 0:
-            start = NUM_VERIFY + NUM_DRAFT * model
-            self._x[start + ACTIVE] = 1.0
-            self._x[start + DEPTH] = load.depth[p]
-            self._x[start + TOKENS] = load.draft_tokens[p]
-            self._x[start + CATCH_UP] = load.catch_up_tokens[p]
-
     def _set_prior(self, seconds: float, tokens: float, context: float) -> None:
         """Priors relative to a first step: most of it is fixed, a token costs some per cent."""
         self._precision[:] = 0.0
@@ -572,7 +600,7 @@ class StepCost:
             self._prior(start + CATCH_UP, 0.0, 0.01 * seconds)
         self.is_known = True
         _solve(self._gram, self._moment, self._precision, self._target, self.beta, 200)
-        self._refresh()
+        _copy_draft_coefficients(self.beta, self._rows, self._draft_coefficients)
 
     def _prior(self, feature: int, mean: float, deviation: float) -> None:
         precision = _NOISE**2 / deviation**2

@@ -151,6 +151,7 @@ class StepRecord:
         self.draft_bins: UInt8Array = np.zeros((n, p, k), dtype=np.uint8)
         self.draft_hazards: Float32Array = np.zeros((n, p, k), dtype=np.float32)
         self.draft_limits: Int16Array = np.zeros((p, n), dtype=np.int16)
+        self.draft_models: Int16Array = np.zeros(n, dtype=np.int16)
         self.stale: Float64Array = np.zeros((p, n))
 
 
@@ -303,16 +304,29 @@ def select_drafted(
     confidence: Float32Array,
     lookup: NDArray[np.bool_],
     limits: Int16Array,
+    models: Int16Array,
 ) -> int:
-    """Limits [p, n] of the model drafts whose confidence is known; returns their number."""
+    """The model drafts whose confidence is known: limits [p, n] and proposers [n], -1 for others.
+
+    Returns their number.
+    """
     limits[:] = 0
+    models[:] = -1
     count = 0
     for i in range(proposer.shape[0]):
         p = proposer[i]
         if p >= 0 and not lookup[p] and verify[i] > 0 and not np.isnan(confidence[i, 0]):
             limits[p, i] = verify[i]
+            models[i] = p
             count += 1
     return count
+
+
+@compiled
+def bound_drafted(drafted: Int16Array, k: Int16Array, verify: Int16Array) -> None:
+    """``drafted`` [n] forced into 0 to k."""
+    for i in range(k.shape[0]):
+        verify[i] = max(0, min(drafted[i], k[i]))
 
 
 @compiled

@@ -15,6 +15,7 @@ from autospec.rows import (
     RequestRows,
     StepRecord,
     bound_decision,
+    bound_drafted,
     clean_result,
     fill_rows,
     select_drafted,
@@ -67,7 +68,8 @@ def warm_up(proposers: Sequence[ProposerInfo], engine: EngineInfo, k_max: int) -
         record.stale, proposer.copy(), k.copy(), depth, draft_tokens, catch_up,
     )  # fmt: skip
     confidence = nothing.confidence[0]
-    select_drafted(proposer, k, confidence, lookup, record.draft_limits)
+    select_drafted(proposer, k, confidence, lookup, record.draft_limits, record.draft_models)
+    bound_drafted(k, k, k.copy())
     sum_up_models(proposer, k, record.stale, lookup, depth, draft_tokens, catch_up)
     clean_result(
         handles, rows.generation, rows.running, k, k, k, k, record.slots, record.known,

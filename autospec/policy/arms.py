@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -82,7 +81,7 @@ class ArmsPolicy(Policy[ArmsOptionsT]):
             return uniform(view, NO_PROPOSER, 0)
         arm = self.choose(view) if self._ahead is None else self._ahead
         self._ahead = None
-        return replace(uniform(view, *self.arms[arm]), arm=arm)
+        return uniform(view, *self.arms[arm])._replace(arm=arm)
 
     def learn(self, outcome: Outcome) -> None:
         """Credit the arm that was tried."""

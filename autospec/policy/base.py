@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +35,7 @@ NO_ARM = -1
 """The arm of a decision that counts for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """One step as a policy sees it; arrays are the controller's and must not be changed.
 
     ``limits`` is how many tokens each proposer may draft for each request now: caps, room, and for
@@ -63,8 +61,7 @@ class View:
     has_prefill: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Who drafts and how much, before the controller's bounds are applied.
 
     ``arm`` is a number of the policy's own for what it tried; the outcome echoes it.
@@ -76,8 +73,7 @@ class Decision:
     arm: int = NO_ARM
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What the step of a decision brought; rows as in its view.
 
     ``plain_seconds`` is the estimate for a plain step of the same batch, 0 while there is none.

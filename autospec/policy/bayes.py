@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -56,7 +56,7 @@ class Bayes(Policy[BayesOptions]):
             return plain(view.requests)
         band = self._band(view.requests)
         name, k = band.point
-        return replace(uniform(view, self.index_of(name), k), arm=band.windows)
+        return uniform(view, self.index_of(name), k)._replace(arm=band.windows)
 
     def learn(self, outcome: Outcome) -> None:
         """Add the step to its window; at the window's end, on to the next point."""

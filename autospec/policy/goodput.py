@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -21,7 +20,7 @@ from autospec.allocation import (
 from autospec.policy.base import Decision, Outcome, Policy, PolicyOptions, View, plain
 from autospec.policy.going_rate import GoingRate
 from autospec.policy.offer_gate import OfferGate
-from autospec.records import Float32Array, Int16Array, ProposerInfo
+from autospec.records import Float32Array, Float64Array, Int16Array, ProposerInfo
 
 _MOST_WEIGHT = 4.0  # of a request that is behind its target
 _MOST_PLAIN_STEPS = 32.0  # that one step may count for; a machine that slept tells nothing
@@ -65,6 +64,10 @@ class Goodput(Policy[GoodputOptions]):
         super().__init__(options, proposers, rng)
         self._held_depth = np.zeros(len(proposers), dtype=np.int16)
         self._gains = np.zeros((0, 0, 0), dtype=np.float32)
+        self._limits = np.zeros((len(proposers), 0), dtype=np.int16)
+        self._stale = np.zeros((len(proposers), 0))
+        self._chosen = Allocation.empty(len(proposers), 0)
+        self._free_drafts = np.zeros((len(proposers), 4))
         self._rate = GoingRate()
         self._gate = OfferGate(self.lookup)
 
@@ -72,22 +75,23 @@ class Goodput(Policy[GoodputOptions]):
         """The allocation of this step; plain while nothing is known of the cost."""
         if not view.cost.is_known:
             return plain(view.requests)
-        prices = self._prices(view)
+        self._fit(view.hazards)
+        prices = self._prices(view, view.cost.draft_coefficients)
         chosen = self._allocate(view, view.hazards, view.limits, prices, hold=True)
         spare = view.cost.trusted_tokens(view.requests) - view.requests
         if spare < chosen.k.shape[0] * view.hazards.shape[2] and chosen.k.sum() > spare:
             limits = np.minimum(view.limits, _shares(int(spare), view.limits.max(axis=0) > 0))
             chosen = self._allocate(view, view.hazards, limits, prices, hold=True)
-        self._held_depth = chosen.depth
+        self._held_depth[:] = chosen.depth
         self._gate.expect(chosen.advantage, chosen.alone)
         return Decision(chosen.proposer, chosen.k)
 
     def trim(self, view: View, decision: Decision, hazards: Float32Array) -> Int16Array:
         """The same program with drafting already paid and the drafts' confidences known."""
-        limits = np.empty_like(view.limits)
-        limits_of(decision.proposer, decision.k, limits)
-        prices = replace(self._prices(view), draft=np.zeros((len(self.proposers), 4)))
-        return self._allocate(view, hazards, limits, prices, hold=False).k
+        self._fit(hazards)
+        limits_of(decision.proposer, decision.k, self._limits)
+        prices = self._prices(view, self._free_drafts)
+        return self._allocate(view, hazards, self._limits, prices, hold=False).k
 
     def learn(self, outcome: Outcome) -> None:
         """The going rate, and whether the lookups are worth their time."""
@@ -111,13 +115,22 @@ class Goodput(Policy[GoodputOptions]):
         """The lookups that are worth their time, the others now and then."""
         return self._gate.open()
 
-    def _prices(self, view: View) -> Prices:
+    def _fit(self, hazards: Float32Array) -> None:
+        """Arrays for steps of this size; they are written anew in each of them."""
+        if self._gains.shape != hazards.shape:
+            n, p, _ = hazards.shape
+            self._gains = np.zeros_like(hazards)
+            self._limits = np.zeros((p, n), dtype=np.int16)
+            self._stale = np.zeros((p, n))
+            self._chosen = Allocation.empty(p, n)
+
+    def _prices(self, view: View, draft: Float64Array) -> Prices:
         cost = view.cost
         return Prices(
             cost.base_seconds(view.requests, view.context_tokens),
             cost.speculating_seconds,
             cost.slopes,
-            cost.draft_coefficients,
+            draft,
             cost.engine.shape,
             cost.captured,
         )
@@ -125,8 +138,6 @@ class Goodput(Policy[GoodputOptions]):
     def _allocate(
         self, view: View, hazards: Float32Array, limits: Int16Array, prices: Prices, hold: bool
     ) -> Allocation:
-        if self._gains.shape != hazards.shape:
-            self._gains = np.zeros_like(hazards)
         latency = self.options.objective == "latency"
         gains = self._gains
         base_value = float(view.requests)
@@ -147,11 +158,12 @@ class Goodput(Policy[GoodputOptions]):
             self.lookup,
             prices,
             base_value,
-            stale_tokens=view.stale_tokens / self.options.catch_up_steps,
+            stale_tokens=np.divide(view.stale_tokens, self.options.catch_up_steps, out=self._stale),
             latency=latency,
             rate=rate,
             held_depth=self._held_depth,
             hold=self.options.hysteresis if hold else 0.0,
+            into=self._chosen,
         )
 
     def state(self) -> Mapping[str, Any]:

@@ -87,7 +87,7 @@ class OfferGate:
 
     def expect(self, advantage: Float64Array, alone: Float64Array) -> None:
         """A step was planned: ``advantage`` and worth ``alone`` [p] in expected tokens."""
-        self._expected = advantage
+        self._expected[:] = advantage
         self._alone += (alone - self._alone) / _WINDOW_STEPS
 
     def note(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -55,7 +54,7 @@ def with_hazards(state: View, *hazards: float) -> View:
     """The view with one hazard for all positions of each proposer."""
     array = np.empty_like(state.hazards)
     array[:] = np.array(hazards, dtype=np.float32)[None, :, None]
-    return replace(state, hazards=array)
+    return state._replace(hazards=array)
 
 
 def test_plain_until_something_is_known_of_the_cost() -> None:
@@ -81,7 +80,7 @@ def test_each_request_takes_the_proposer_that_is_best_for_it(
     hazards = np.full_like(state.hazards, 0.05)
     for row, proposer in enumerate([NGRAM, SUFFIX, DRAFT]):
         hazards[row, proposer] = 0.95
-    decision = goodput(objective).decide(replace(state, hazards=hazards))
+    decision = goodput(objective).decide(state._replace(hazards=hazards))
     assert [name for name, _ in names(decision)] == ["ngram", "suffix", "draft"]
 
 
@@ -89,7 +88,7 @@ def test_a_confident_request_outranks_a_doubtful_one() -> None:
     state = view(2, limits=[[0, 0], [16, 16], [0, 0]], cost=DEAR_TOKENS)
     hazards = np.full_like(state.hazards, 0.6)
     hazards[0, SUFFIX] = 0.995
-    k = goodput().decide(replace(state, hazards=hazards)).k
+    k = goodput().decide(state._replace(hazards=hazards)).k
     assert k[0] >= 8
     assert k[1] < 4
 
@@ -108,7 +107,7 @@ def test_an_expected_rate_above_this_steps_own_drafts_less() -> None:
     fresh, rich = goodput(), goodput()
     for _ in range(100):
         brought = outcome(rich.decide(state), [12], seconds=0.04)
-        rich.learn(replace(brought, plain_seconds=0.03))
+        rich.learn(brought._replace(plain_seconds=0.03))
     assert rich.decide(state).k[0] < fresh.decide(state).k[0]
 
 
@@ -151,7 +150,7 @@ def test_slo_puts_requests_behind_their_target_first() -> None:
     state = view(2, limits=[[0, 0], [16, 16], [0, 0]], cost=DEAR_TOKENS)
     state = with_hazards(state, 0.0, 0.8, 0.0)
     even = goodput("slo").decide(state).k
-    behind = goodput("slo").decide(replace(state, behind=np.array([3.0, 0.5]))).k
+    behind = goodput("slo").decide(state._replace(behind=np.array([3.0, 0.5]))).k
     assert even[0] == even[1]
     assert behind[0] > behind[1]
 
@@ -162,18 +161,18 @@ def test_slo_is_throughput_when_all_are_equally_behind() -> None:
     state = with_hazards(view(4, cost=make_cost(0.02, 0.004)), 0.0, 0.6, 0.0)
     for _ in range(100):
         brought = outcome(policy.decide(state), [1] * 4, seconds=0.05)
-        policy.learn(replace(brought, plain_seconds=0.04))
+        policy.learn(brought._replace(plain_seconds=0.04))
     on_target = policy.decide(state)
-    late = policy.decide(replace(state, behind=np.full(4, 3.0)))
+    late = policy.decide(state._replace(behind=np.full(4, 3.0)))
     assert names(late) == names(on_target)
 
 
 def test_slo_goes_on_for_ever() -> None:
     """Weights are applied to this step's gains alone, not again and again to old ones."""
     policy = goodput("slo")
-    state = replace(view(2, cost=CHEAP_TOKENS), behind=np.array([4.0, 4.0]))
+    state = view(2, cost=CHEAP_TOKENS)._replace(behind=np.array([4.0, 4.0]))
     policy.decide(state)
-    short = replace(state, limits=np.minimum(state.limits, 1))
+    short = state._replace(limits=np.minimum(state.limits, 1))
     for _ in range(200):
         policy.decide(short)
 
@@ -201,10 +200,10 @@ def test_lookups_are_asked_for_while_they_pay(paying: bool) -> None:
         assert not wanted[DRAFT]
         asked += int(wanted[SUFFIX])
         limits = np.where(wanted[:, None] | ~policy.lookup[:, None], state.limits, 0)
-        decision = policy.decide(replace(state, limits=limits.astype(np.int16)))
+        decision = policy.decide(state._replace(limits=limits.astype(np.int16)))
         brought = outcome(decision, [8 if decision.k[0] and paying else 0], seconds=0.04)
         policy.learn(
-            replace(brought, draft_seconds=np.where(wanted, 0.002, 0.0), plain_seconds=0.03)
+            brought._replace(draft_seconds=np.where(wanted, 0.002, 0.0), plain_seconds=0.03)
         )
     assert (asked == 1000) is paying
     assert paying or asked < 400
@@ -215,7 +214,7 @@ def test_state_survives_json() -> None:
     state = with_hazards(view(2, cost=CHEAP_TOKENS), 0.3, 0.6, 0.7)
     for _ in range(50):
         brought = outcome(first.decide(state), [2, 0], seconds=0.04)
-        first.learn(replace(brought, plain_seconds=0.03, draft_seconds=np.full(3, 0.001)))
+        first.learn(brought._replace(plain_seconds=0.03, draft_seconds=np.full(3, 0.001)))
     second.restore(json.loads(json.dumps(first.state())))
     assert names(first.decide(state)) == names(second.decide(state))
     assert first.state() == second.state()
