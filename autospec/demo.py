@@ -18,30 +18,36 @@ from autospec.config import load_settings
 from autospec.engine.demo_model import cache_folder, ensure_demo_model
 from autospec.json_file import check_writable
 from autospec.live import say
-from autospec.phases import Phase
+from autospec.phases import ADAPTIVE, Phase
 from autospec.prompts import read_prompts
 from autospec.report import check_report
 
 PROMPTS = Path(__file__).with_name("demo_prompts.jsonl")
-ARMS = "plain,ngram:4,suffix:8,adaptive"
+HEAD = Path(__file__).with_name("heads") / "smollm2-135m-instruct"
+"""A head for the demo's own model, made by ``autospec train-proposer``; see its README."""
+
+ARMS = ("plain", "ngram:4", "suffix:8")
+HEAD_K = 3
 ROUNDS = 3
-BUDGET_SECONDS = 255.0
+BUDGET_SECONDS = 320.0
 PHASES = (
     Phase(1, ("code-edit",), requests=1, max_tokens=112, rounds=ROUNDS),
     Phase(4, ("rag", "code-edit"), requests=4, max_tokens=64, rounds=ROUNDS),
     Phase(16, ("chat", "story"), requests=16, max_tokens=40, rounds=ROUNDS),
     Phase(16, ("code-edit", "chat", "rag", "story"), requests=16, max_tokens=64, rounds=ROUNDS),
-    Phase(1, ("story", "rag"), requests=2, max_tokens=48, rounds=ROUNDS),
+    Phase(1, ("chat", "story"), requests=2, max_tokens=64, rounds=ROUNDS),
 )
-"""Load 1 -> 4 -> 16 -> 1 with shifting workloads, about four minutes on two cores."""
+"""Load 1 -> 4 -> 16 -> 1 with shifting workloads, about five minutes on two cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What ``autospec demo`` was asked for. ``target`` None is the demo's own model; paths that are
-    None lie in the cache; ``cold`` ignores what an earlier run has learned."""
+    """What ``autospec demo`` was asked for. ``target`` None is the demo's own model, which brings a
+    head along; paths that are None lie in the cache; ``cold`` ignores what an earlier run learned.
+    """
 
     target: Path | None = None
+    heads: tuple[Path, ...] = ()
     policy: str = "default"
     json_path: Path | None = None
     report_path: Path | None = None
@@ -54,7 +60,12 @@ class DemoOptions:
 
 def run_demo(options: DemoOptions, console: Console) -> int:
     """Fetch the model where needed, measure, show; returns the exit code."""
-    specs = parse_arms(ARMS, has_draft=False)
+    heads = options.heads
+    if options.target is None and not heads:
+        heads = (HEAD,)
+    kinds = checked_heads(heads)
+    arms = (*ARMS, *(f"{kind}:{HEAD_K}" for kind in kinds), ADAPTIVE)
+    specs = parse_arms(",".join(arms), has_draft=False, head_kinds=kinds)
     prompts = read_prompts(PROMPTS)
     own = load_settings(options.policy)
     check_writable(options.json_path)
@@ -64,13 +75,15 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     if folder is None:
         folder = ensure_demo_model(lambda line: say(console, line))
     kept = cache_folder() / "demo"
+    name = ".".join((folder.name, *kinds))  # a profile belongs to its proposers
     settings = kept_settings(
         own,
-        options.profile or kept / f"{folder.name}.profile.json",
-        options.journal or kept / f"{folder.name}.journal.jsonl",
+        options.profile or kept / f"{name}.profile.json",
+        options.journal or kept / f"{name}.journal.jsonl",
         options.metrics_port,
     )
     target = load_model(folder, "auto", "cpu", console)
+    tell_heads(heads, console)
     comparison = Comparison(
         title=f"AutoSpec demo: {target.name}",
         target=target,
@@ -81,8 +94,12 @@ def run_demo(options: DemoOptions, console: Console) -> int:
         specs=specs,
         settings=settings,
         policy=options.policy,
+        heads=heads,
         start_cold=options.cold,
         budget_seconds=BUDGET_SECONDS,
         seed=options.seed,
     )
-    return run_comparison(comparison, console, options.json_path, options.report_path)
+    code = run_comparison(comparison, console, options.json_path, options.report_path)
+    if options.report_path is None:
+        say(console, "to look rather than read: --report FILE.html draws a run as one page")
+    return code

@@ -39,6 +39,7 @@ from autospec.replay import (
     run_open,
     shuffled,
 )
+from autospec.report import check_report, write_report
 from autospec.trace import TraceRequest, read_traces
 
 PLAIN = "plain"
@@ -70,6 +71,7 @@ class ReplayOptions:
     jobs: int = 1
     seed: int = 0
     json_path: Path | None = None
+    report_path: Path | None = None
 
 
 def parse_concurrency(text: str) -> tuple[int, ...]:
@@ -142,6 +144,9 @@ def run_replay(options: ReplayOptions, console: Console) -> int:
     if options.json_path is not None:
         _write(options.json_path, report)
         console.print(f"figures saved in {options.json_path}", markup=False, soft_wrap=True)
+    if options.report_path is not None:
+        write_report([report], options.report_path)
+        console.print(f"report saved in {options.report_path}", markup=False, soft_wrap=True)
     if options.save_profile is not None:
         console.print(
             f"what was learned was added to {options.save_profile}", markup=False, soft_wrap=True
@@ -157,6 +162,8 @@ def _read(options: ReplayOptions) -> Inputs:
     for name, path in (("--json", options.json_path), ("--save-profile", options.save_profile)):
         if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
             raise InputError(f"{name}: {path} cannot be written; give a file in an open folder")
+    if options.report_path is not None:
+        check_report(options.report_path)
     requests = shuffled(read_traces(options.traces), options.requests, options.seed)
     cost = read_cost_file(options.cost)
     arrivals: dict[float, tuple[float, ...]] = {}

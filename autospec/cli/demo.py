@@ -9,11 +9,13 @@ import typer
 
 from autospec.cli.app import app
 from autospec.cli.options import (
+    HeadPaths,
     JournalPath,
     JsonPath,
     MetricsPort,
     PolicyName,
     ProfilePath,
+    ReportPath,
     Seed,
     extra,
 )
@@ -24,8 +26,10 @@ def demo(
     target: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="A model of yours; else SmolLM2-135M.")
     ] = None,
+    head: HeadPaths = None,
     policy: PolicyName = "default",
     json_path: JsonPath = None,
+    report: ReportPath = None,
     profile: ProfilePath = None,
     journal: JournalPath = None,
     metrics_port: MetricsPort = None,
@@ -39,8 +43,10 @@ def demo(
 
     options = DemoOptions(
         target=target,
+        heads=tuple(head or ()),
         policy=policy,
         json_path=json_path,
+        report_path=report,
         profile=profile,
         journal=journal,
         metrics_port=metrics_port,

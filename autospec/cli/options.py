@@ -17,8 +17,16 @@ PolicyName = Annotated[
 JsonPath = Annotated[
     Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here as JSON.")
 ]
+ReportPath = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE.html", help="Draw the figures on a page of their own."),
+]
 ProfilePath = Annotated[
     Path | None, typer.Option("--profile", metavar="FILE", help="Start from and add to it.")
+]
+HeadPaths = Annotated[
+    list[Path] | None,
+    typer.Option("--head", metavar="FOLDER", help="Head trained for the target; may be repeated."),
 ]
 JournalPath = Annotated[
     Path | None, typer.Option("--journal", metavar="FILE", help="Write every step's decision.")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autospec.cli.app import app
-from autospec.cli.options import JsonPath, Seed
+from autospec.cli.options import JsonPath, ReportPath, Seed
 
 
 @app.command()
@@ -61,6 +61,7 @@ def replay(
         int | None, typer.Option(min=1, help="Processes.  [default: one per core]")
     ] = None,
     json_path: JsonPath = None,
+    report: ReportPath = None,
     seed: Seed = 0,
 ) -> None:
     """Replay recorded traces under any policy, without a GPU."""
@@ -93,5 +94,6 @@ def replay(
         jobs=jobs or os.cpu_count() or 1,
         seed=seed,
         json_path=json_path,
+        report_path=report,
     )
     raise typer.Exit(run_replay(options, Console()))
