@@ -23,6 +23,10 @@ class CorruptProfile(ProfileError):
     """A file is no readable profile, as after a disk fault; it may be set aside."""
 
 
+class ExportError(AutoSpecError):
+    """A profile cannot be expressed in an engine's own configuration."""
+
+
 class InputError(AutoSpecError):
     """A prompts file, trace, journal or request is wrong."""
 

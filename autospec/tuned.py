@@ -1,4 +1,4 @@
-"""What ``autospec tune`` adds to a profile: chosen settings, rates, figures, where they are from."""
+"""What ``autospec tune`` adds to a profile: settings, rates, figures, where they are from."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KCap(_Form):
 
 class DraftRates(_Form):
     """Per output position, over all of them: ``drafted[j]`` is the share at which a draft of more
-    than j tokens was there, ``accepted[j]`` the share at which its first j + 1 tokens were right."""
+    than j tokens was there, ``accepted[j]`` the share at which its first j + 1 were right."""
 
     drafted: tuple[Share, ...]
     accepted: tuple[Share, ...]
@@ -73,8 +73,8 @@ class LoadFigures(_Form):
     """
 
     load: Positive
-    proposer: str | None
-    k: Count
+    proposer: str | None = None
+    k: Count = 0
     predicted: Quantity
     measured: Interval | None = None
     untuned: Interval | None = None
@@ -105,7 +105,7 @@ class Tuning(_Form):
     kept: bool
     workloads: dict[str, WorkloadRates]
     loads: tuple[LoadFigures, ...]
-    crossover: Positive | None
+    crossover: Positive | None = None
     provenance: Provenance
 
     def cap_at(self, requests: int) -> int | None:

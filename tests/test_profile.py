@@ -29,6 +29,7 @@ from autospec.profile import (
     warm_start,
 )
 from autospec.records import EngineInfo, ProposerInfo
+from autospec.tuned import KCap, ProposerSettings, Provenance, Tuning
 
 IDENTITY = Identity("llama", ("ngram", "suffix"), "embedded", "1", "cpu", "bfloat16")
 LAYOUTS = ("acceptance/1", "cost/1")
@@ -371,3 +372,56 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 def test_any_bytes_are_refused_cleanly(content: bytes) -> None:
     with pytest.raises(ProfileError):
         parse_profile(content.decode("latin-1"))
+
+
+def tuning(date: str = "2026-11-29T00:00:00+00:00") -> Tuning:
+    return Tuning(
+        proposers={"ngram": ProposerSettings(kind="lookup", max_k=8, min_match=2, max_match=4)},
+        caps=(KCap(load=9, k=2), KCap(load=3, k=4)),
+        kept=True,
+        workloads={},
+        loads=(),
+        provenance=Provenance(
+            command="autospec tune",
+            date=date,
+            engine="embedded",
+            device="cpu",
+            versions={"autospec": "1"},
+            prompts="p.jsonl",
+            prompts_digest="0" * 64,
+            seed=0,
+        ),
+    )
+
+
+def test_a_tuning_is_saved_and_survives_what_is_learned_later(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    save_profile(path, replace(profile(), tuned=tuning()))
+    assert load_profile(path).tuned == tuning()
+    assert save_delta(path, profile(3.0)).tuned == tuning()
+    assert load_profile(path).tuned == tuning()
+
+
+def test_of_two_tunings_the_later_is_kept() -> None:
+    old, new = tuning("2026-01-01"), tuning("2026-11-29")
+    for one, other in ((old, new), (new, old)):
+        merged = merge(replace(profile(), tuned=one), replace(profile(), tuned=other))
+        assert merged.tuned == new
+
+
+def test_version_1_has_no_tuning_and_loads() -> None:
+    document = json.loads(profile_json(profile()))
+    document["version"] = 1
+    assert parse_profile(json.dumps(document)).tuned is None
+
+
+def test_a_wrong_tuning_is_named_by_its_key() -> None:
+    document = json.loads(profile_json(replace(profile(), tuned=tuning())))
+    document["tuned"]["proposers"]["ngram"]["max_k"] = 99
+    with pytest.raises(CorruptProfile, match=r"tuned\.proposers\.ngram\.max_k: .*64, found 99"):
+        parse_profile(json.dumps(document), source="p.json")
+
+
+def test_caps_hold_from_their_load_on() -> None:
+    found = [tuning().cap_at(requests) for requests in (1, 2, 3, 8, 9, 100)]
+    assert found == [None, None, 4, 4, 2, 2]
