@@ -8,6 +8,7 @@ calls the function registered here, which finds the layout of the step in its ke
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,6 +26,24 @@ CALL_COST = 500 * 192
 
 QUERY_COST = 0.09
 """Cost of each further query token of a row, as a share of the first one's, measured on CPU."""
+
+
+class AttentionStep(Protocol):
+    """Where the tokens of one forward stand, and what each of them attends to."""
+
+    positions: torch.Tensor  # [1, tokens]
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,  # [1, heads, tokens, head_dim]
+        key: torch.Tensor,  # [1, kv_heads, tokens, head_dim]
+        value: torch.Tensor,
+        scaling: float | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        """What was attended to [1, tokens, heads, head_dim]."""
+        ...
 
 
 @dataclass(slots=True)
@@ -211,7 +230,7 @@ def packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    packed: PackedStep | None = None,
+    packed: AttentionStep | None = None,
     **unused: object,
 ) -> tuple[torch.Tensor, None]:
     """What a layer of the model calls, as transformers defines it; ``unused`` are its own flags."""

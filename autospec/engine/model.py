@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from autospec.engine.attention import ATTENTION_NAME, PackedStep
+from autospec.engine.attention import ATTENTION_NAME, AttentionStep, PackedStep
 from autospec.engine.cache import SlotCache
 from autospec.engine.packing import PackedLinear, can_pack, pack_linears
 from autospec.errors import ModelError
@@ -145,7 +145,7 @@ class CausalModel:
     def forward(
         self,
         tokens: torch.Tensor,  # [tokens]
-        step: PackedStep,
+        step: AttentionStep,
         rows: torch.Tensor,  # [rows] token indices to return logits of
         hidden_layers: Sequence[int] = (),
     ) -> ForwardResult:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -38,6 +40,7 @@ class Drawing:
         self._probs_row: Int64Array = np.full(num_rows, -1, dtype=np.int64)
         self._probs_row[sampled] = np.arange(len(sampled))
         self._num_sampled = len(sampled)
+        self._chosen: Int64Array = np.full(num_rows, self.width, dtype=np.int64)
         self._probs: torch.Tensor | None = None
         self._numbers = uniforms(task.sampling, self.width, DRAFT_STREAM)
         self._sampling = task.sampling
@@ -81,9 +84,19 @@ class Drawing:
         self._confidence[rows, depth] = sure[kept]
         self.lengths[rows] = depth + 1
 
+    def append(self, row: int, tokens: Sequence[int], confidence: Sequence[float]) -> None:
+        """Add point masses behind what was chosen for a row."""
+        begin = int(self.lengths[row])
+        end = begin + len(tokens)
+        self.tokens[row, begin:end] = tokens
+        self._confidence[row, begin:end] = confidence
+        self._chosen[row] = begin
+        self.lengths[row] = end
+
     def drafts(self) -> ModelDrafts:
         """What has been chosen."""
-        probs_row = np.repeat(self._probs_row[:, None], self.width, axis=1)
+        from_draft = np.arange(self.width) < self._chosen[:, None]
+        probs_row = np.where(from_draft, self._probs_row[:, None], -1)
         return ModelDrafts(self.tokens, self.lengths, self._confidence, self._probs, probs_row)
 
     def _over_target(self, probs: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -35,27 +35,9 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from autospec.engine.attention import ATTENTION_NAME
+from autospec.engine.attention import ATTENTION_NAME, AttentionStep
 from autospec.engine.model import CausalModel
 from autospec.engine.packing import PackedLinear, can_pack, pack_linears
-
-
-class AttentionStep(Protocol):
-    """Where the tokens of one forward stand, and what each of them attends to."""
-
-    positions: torch.Tensor  # [1, tokens]
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,  # [1, heads, tokens, head_dim]
-        key: torch.Tensor,  # [1, kv_heads, tokens, head_dim]
-        value: torch.Tensor,
-        scaling: float | None,
-        window: int | None,
-    ) -> torch.Tensor:
-        """What was attended to [1, tokens, heads, head_dim]."""
-        ...
 
 
 class CausalSequences:
