@@ -238,9 +238,9 @@ class DraftDesk:
         slots = blocks * drafter.block_size + positions_on % drafter.block_size
         bounds_cpu = torch.from_numpy(bounds)
         attention = CommonAttentionMetadata(
-            query_start_loc=bounds_cpu.to(device),
+            query_start_loc=_on(bounds.copy(), device),
             query_start_loc_cpu=bounds_cpu,
-            seq_lens=_on(ends, device),
+            seq_lens=_on(ends.copy(), device),  # drafting counts on in it
             num_reqs=len(spans),
             num_actual_tokens=int(bounds[-1]),
             max_query_len=int(lengths.max()),
@@ -252,7 +252,7 @@ class DraftDesk:
             is_prefilling=torch.from_numpy(
                 ends < batch.num_prompt_tokens[[span.row for span in spans]]
             ),
-            seq_lens_cpu_upper_bound=torch.from_numpy(ends),
+            seq_lens_cpu_upper_bound=torch.from_numpy(ends.copy()),
         )
         drafts: torch.Tensor = drafter.propose(
             num_speculative_tokens=depth,

@@ -1,7 +1,7 @@
 """AutoSpec's metrics on vLLM's own ``/metrics``.
 
-The scheduler lives in the engine core's process, ``/metrics`` in the API server's. The plugin, which
-vLLM loads into both, makes a folder and names it in the environment that the engine core inherits;
+The scheduler lives in the engine core's process, ``/metrics`` in the API server's. The plugin that
+vLLM loads into both makes a folder and names it in the environment that the engine core inherits;
 the scheduler keeps a file of samples in it up to date, and a collector in the API server's registry
 reads it when it is scraped.
 """
@@ -92,16 +92,25 @@ class ExpositionCollector(Collector):
                 yield family
 
 
-def serve_metrics() -> ExpositionCollector | None:
-    """Make the folder and its collector, in the first process only; children write to it."""
+def serve_metrics() -> None:
+    """Show the engine core's samples in this process's registry.
+
+    The first process makes the folder; its children find it in the environment.
+    """
+    if _KEPT:
+        return
     if FOLDER_VARIABLE in os.environ:
-        return None
-    folder = tempfile.TemporaryDirectory(prefix="autospec-vllm-")
-    os.environ[FOLDER_VARIABLE] = folder.name
-    collector = ExpositionCollector(Path(folder.name))
-    _KEPT.append(folder)
-    REGISTRY.register(collector)
-    return collector
+        _KEPT.append(None)
+    else:
+        folder = tempfile.TemporaryDirectory(prefix="autospec-vllm-")
+        os.environ[FOLDER_VARIABLE] = folder.name
+        _KEPT.append(folder)
+    add_to(REGISTRY)
 
 
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []  # removed when the first process ends
+def add_to(registry: CollectorRegistry) -> None:
+    """Show the engine core's samples in a registry too."""
+    registry.register(ExpositionCollector(Path(os.environ[FOLDER_VARIABLE])))
+
+
+_KEPT: list[tempfile.TemporaryDirectory[str] | None] = []  # removed when the first process ends

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from typing import Any
 
-from autospec.adapters.vllm.exposition import serve_metrics
+from prometheus_client import REGISTRY
+
+from autospec.adapters.vllm.exposition import add_to, serve_metrics
 from autospec.adapters.vllm.orders import ORDER, REPORT
 from autospec.adapters.vllm.versions import WORKER_HOOKS, missing_hooks
 
@@ -24,7 +27,9 @@ def register() -> None:
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     serve_metrics()
-    init_device = WorkerWrapperBase.init_device
+    shield_llvmlite()
+    _join_registries()
+    init_device, init_worker = WorkerWrapperBase.init_device, WorkerWrapperBase.init_worker
     if hasattr(init_device, _ORIGINAL):
         return
 
@@ -33,8 +38,58 @@ def register() -> None:
         hook_runner()
         return init_device(self, *args, **kwargs)
 
+    @functools.wraps(init_worker)
+    def shielded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        shield_llvmlite()
+        return init_worker(self, *args, **kwargs)
+
     setattr(hooked, _ORIGINAL, init_device)
+    setattr(shielded, _ORIGINAL, init_worker)
     WorkerWrapperBase.init_device = hooked
+    WorkerWrapperBase.init_worker = shielded
+
+
+def _join_registries() -> None:
+    """With several API servers vLLM makes a registry of its own for each /metrics."""
+    from vllm.v1.metrics import prometheus
+
+    make = prometheus.get_prometheus_registry
+    if hasattr(make, _ORIGINAL):
+        return
+
+    @functools.wraps(make)
+    def joined() -> Any:
+        registry = make()
+        if registry is not REGISTRY:
+            add_to(registry)
+        return registry
+
+    setattr(joined, _ORIGINAL, make)
+    prometheus.get_prometheus_registry = joined
+    importer = sys.modules.get("vllm.entrypoints.serve.instrumentator.metrics")
+    if importer is not None:
+        setattr(importer, make.__name__, joined)
+
+
+def shield_llvmlite() -> None:
+    """Let vLLM's CPU workers start in a process that has imported numba, as AutoSpec does.
+
+    vLLM looks at ``__dict__`` of every attribute of every loaded module; llvmlite's library object
+    invents any attribute that it is asked for, and that one is no dict.
+    """
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is None or hasattr(type(ffi.lib).__getattr__, _ORIGINAL):
+        return
+    find = type(ffi.lib).__getattr__
+
+    @functools.wraps(find)
+    def honest(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return find(self, name)
+
+    setattr(honest, _ORIGINAL, find)
+    type(ffi.lib).__getattr__ = honest
 
 
 def hook_runner() -> bool:

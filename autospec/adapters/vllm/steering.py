@@ -12,6 +12,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from autospec.adapters.vllm.exposition import Exposition
+from autospec.adapters.vllm.graphs import captured_k, named_ks
 from autospec.adapters.vllm.labels import read_labels
 from autospec.adapters.vllm.modes import Drafting, Mode, drafting_of, engine_of
 from autospec.adapters.vllm.options import AdapterOptions, parse_options
@@ -58,6 +59,9 @@ class Steering:
         self.drafting: Drafting = drafting_of(vllm_config, self.options.model_max_k)
         self._is_async = bool(vllm_config.scheduler_config.async_scheduling)
         self._most = int(vllm_config.num_speculative_tokens)
+        self._captured = named_ks(
+            vllm_config.speculative_config.num_speculative_tokens_per_batch_size
+        )
         self._max_model_len = int(vllm_config.model_config.max_model_len)
         self.registry = CollectorRegistry()
         self.pilot = Pilot(
@@ -74,11 +78,13 @@ class Steering:
         self.depth = self._most
         self._flights: dict[int, Flight] = {}
         self._ahead: dict[str, tuple[StepPlan, int]] = {}  # of the next step
+        self._ahead_k: dict[str, int] = {}
         self._ahead_before: dict[str, tuple[StepPlan, int]] = {}  # of the step being scheduled
         self._worker_reports = False
         self._worker_missing_steps = 0
         self._last_end = 0.0
         self._logged: set[str] = set()
+        self.clock: Callable[[], float] = time.perf_counter
         self._current: Flight | None = None
         self._ended: list[tuple[str, bool, Sequence[int]]] = []
         self._is_closed = False
@@ -138,6 +144,7 @@ class Steering:
     def freed(self, request: Any) -> None:
         """A request ended, however it did. The step that ended it is still to be learned from."""
         self._ahead.pop(request.request_id, None)
+        self._ahead_k.pop(request.request_id, None)
         well = request.status.name in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
         self._ended.append((request.request_id, well, request.all_token_ids))
 
@@ -146,7 +153,7 @@ class Steering:
     def before_schedule(self) -> None:
         """Plan the step that is about to be scheduled, where plans are made NOW."""
         self._settle()
-        self._current = flight = Flight(time.perf_counter())
+        self._current = flight = Flight(self.clock())
         self.depth = self._most
         if self.drafting.mode is Mode.AHEAD:
             return
@@ -162,13 +169,12 @@ class Steering:
             if row is not None:
                 requests.append(request)
                 rows.append(row)
-        flight.ordered = True
         if not rows:
+            flight.ordered = True
             return
         waiting = int(self._scheduler.get_request_counts()[1])
         step = self.pilot.plan(rows, waiting, prefill)
         if step.plan.mode == "fallback":
-            flight.ordered = False
             return
         depth = 0
         for index, request in enumerate(requests):
@@ -182,6 +188,7 @@ class Steering:
             request.spec_token_ids = tokens
         self.depth = depth
         flight.step, flight.requests = step, requests
+        flight.ordered = True
 
     def after_schedule(self, output: Any) -> None:
         """What was really scheduled; tells the workers."""
@@ -224,14 +231,12 @@ class Steering:
         flight = self._flights.get(id(output))
         if flight is None:
             return None
-        return [
-            0 if request is None else request.num_output_tokens for request in flight.requests
-        ]
+        return [0 if request is None else request.num_output_tokens for request in flight.requests]
 
     def after_update(self, output: Any, result: Any, before: Sequence[int] | None) -> None:
         """Learn from a step whose output has been added to the requests."""
         flight = self._flights.pop(id(output), None)
-        now = time.perf_counter()
+        now = self.clock()
         if flight is None:
             return
         seconds = now - max(flight.started, self._last_end)
@@ -273,17 +278,17 @@ class Steering:
             return
         tokens = drafts.draft_token_ids
         for index, request_id in enumerate(drafts.req_ids):
-            planned = self._ahead.get(request_id)
-            if planned is not None:
-                step, row = planned
-                tokens[index] = tokens[index][: int(step.plan.k[row])]
+            if request_id in self._ahead:
+                tokens[index] = tokens[index][: self._ahead_k[request_id]]
 
     def plan_ahead(self, output: Any) -> None:
         """Plan the step after the one that was just scheduled; called while vLLM closes it."""
         if self.drafting.mode is not Mode.AHEAD:
             return
         scheduled = output.num_scheduled_tokens
-        self._ahead_before = {each: self._ahead.pop(each) for each in scheduled if each in self._ahead}
+        self._ahead_before = {
+            each: self._ahead.pop(each) for each in scheduled if each in self._ahead
+        }
         requests: list[Any] = []
         rows: list[Row] = []
         for request_id in scheduled:
@@ -300,12 +305,18 @@ class Steering:
         step = self.pilot.plan(rows, waiting, 0)
         if step.plan.mode == "fallback":
             return
-        depth = int(step.plan.k.max(initial=0))
-        output.num_spec_tokens_to_schedule = self._most if self.drafting.fixed_depth else depth
+        ks = [captured_k(k, self._captured) for k in step.plan.k.tolist()]
+        depth = self._most if self.drafting.fixed_depth else max(ks)
+        output.num_spec_tokens_to_schedule = depth
+        if self._is_async:  # nobody may count on more drafts than there will be
+            for request_id in scheduled:
+                request = self._scheduler.requests[request_id]
+                request.spec_token_ids = request.spec_token_ids[:depth]
         for index, request in enumerate(requests):
             self._ahead[request.request_id] = (step, index)
+            self._ahead_k[request.request_id] = ks[index]
             if self._is_async:
-                request.spec_token_ids = [-1] * int(step.plan.k[index])
+                request.spec_token_ids = [-1] * ks[index]
 
     def close(self) -> None:
         """Save what was learned, once. Never raises."""
@@ -372,7 +383,7 @@ class Steering:
         forget: list[str] = []
         if due:
             pays = self._pays_to_catch_up(flight, [tracked for _, tracked in due])
-            for request_id, tracked in due:
+            for _, tracked in due:
                 tracked.cold = not pays
             (catch_up if pays else forget).extend(request_id for request_id, _ in due)
         for request_id in (*draft, *catch_up):
