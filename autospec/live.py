@@ -27,7 +27,16 @@ from autospec.phases import (
     tokens_per_second,
 )
 
-PROPOSER_STYLES = {"ngram": "cyan", "suffix": "magenta", "draft_model": "yellow", "off": "white"}
+PROPOSER_STYLES = {
+    "ngram": "cyan",
+    "suffix": "magenta",
+    "draft_model": "yellow",
+    "mlp_speculator": "blue",
+    "medusa": "blue",
+    "eagle": "blue",
+    "eagle3": "blue",
+    "off": "white",
+}
 _REFRESH_SECONDS = 0.25
 _RECENT_STEPS = 24
 _BAR = 24
@@ -111,7 +120,7 @@ class _Lines:
         say(
             self._console,
             f"  [{elapsed} {100 * self._done // self._total:3d}%] round {block.round + 1}/{rounds}"
-            f"  {arm:<14} {speed:7.1f} tokens/s  {drafting_text(result.choices)}".rstrip(),
+            f"  {arm:<16} {speed:7.1f} tokens/s  {drafting_text(result.choices)}".rstrip(),
         )
 
 
@@ -202,7 +211,7 @@ class _Panel:
             speeds[arm] = tokens_per_second(add_results(parts)) or 0.0
         greatest = max(speeds.values())
         table = Table.grid(padding=(0, 2))
-        table.add_column(width=14)
+        table.add_column(width=18)
         table.add_column(justify="right", width=14)
         table.add_column(justify="right", width=6)
         table.add_column()

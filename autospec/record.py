@@ -1,7 +1,7 @@
 """``autospec record``: a trace of a live run, for ``autospec replay``.
 
-The target decodes plainly. At every output position the draft model drafts too, nothing of it is
-verified, and once the output is known its drafts are compared with it. Lookups need no
+The target decodes plainly. At every output position the draft model or head drafts too, nothing of
+it is verified, and once the output is known its drafts are compared with it. Lookups need no
 record: replay runs them on the tokens. Decoding is greedy, since only then what a draft
 would have had accepted follows from the tokens alone.
 """
@@ -29,6 +29,7 @@ from autospec.errors import InputError
 from autospec.prompts import Prompt, read_prompts
 from autospec.proposers.base import History
 from autospec.proposers.draft_model import DraftModelProposer
+from autospec.proposers.heads import load_head
 from autospec.records import (
     NO_PROPOSER,
     BatchState,
@@ -52,6 +53,7 @@ class RecordOptions:
     prompts: Path
     out: Path
     draft: Path | None = None
+    head: Path | None = None
     draft_k: int = 8
     max_tokens: int = 256
     concurrency: int = 4
@@ -218,14 +220,18 @@ def run_record(options: RecordOptions, console: Console) -> int:
     Raises InputError and ModelError for what cannot be run, before anything is decoded.
     """
     prompts = read_prompts(options.prompts)
+    if options.draft is not None and options.head is not None:
+        raise InputError("--draft and --head: a trace holds one of them; record twice for both")
     if options.out.is_dir() or not options.out.parent.is_dir():
         raise InputError(f"--out: {options.out} cannot be written; give a file in a folder")
     with torch.inference_mode():
         target = load_model(options.target, options.dtype, options.device, console)
-        proposer = None
+        proposer: ModelProposer | None = None
         if options.draft is not None:
             draft = load_model(options.draft, options.dtype, options.device, console)
             proposer = DraftModelProposer(draft, max_k=options.draft_k)
+        elif options.head is not None:
+            proposer = load_head(options.head, target)
         requests = [_request(prompt, target, options) for prompt in prompts]
         traces = record(target, requests, proposer, concurrency=options.concurrency)
     write_traces(options.out, traces)

@@ -47,7 +47,7 @@ def print_summary(console: Console, measurement: Measurement) -> None:
     for arm, speed in speeds.items():
         style = "green" if arm == ADAPTIVE else "blue"
         drawn = bar(speed, max(speeds.values()), 40)
-        console.print(Text.assemble(f"{arm:<14} ", (drawn, style), f" {speed:.1f} tokens/s"))
+        console.print(Text.assemble(f"{arm:<16} ", (drawn, style), f" {speed:.1f} tokens/s"))
     console.print()
     for sentence in findings(measurement):
         say(console, sentence)

@@ -23,6 +23,8 @@ from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.errors import ConfigError, InputError, ModelError
 from autospec.prompts import Message, Prompt, read_prompts
+from autospec.proposers.mlp_folder import write_shared
+from autospec.proposers.mlp_network import SharedLayout, SharedNetwork
 
 WORDS = 60
 CONTEXT = 96
@@ -275,7 +277,8 @@ def test_arms_of_a_list() -> None:
         (",", "--arms is empty; allowed are plain, ngram:K"),
         ("fast", "unknown arm 'fast'"),
         ("ngram", "unknown arm 'ngram'"),
-        ("eagle:3", "unknown arm 'eagle:3'"),
+        ("eagles:3", "unknown arm 'eagles:3'"),
+        ("eagle:3", "'eagle:3' needs a head; give its folder with --head (none was given)"),
         ("ngram:0", "k is '0'; it must be from 1 to 32"),
         ("ngram:x", "k is 'x'"),
         ("ngram:4,plain,ngram:4", "'ngram:4' is named twice"),
@@ -286,6 +289,46 @@ def test_wrong_arms(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_arms(text, has_draft=False)
     assert message in str(caught.value)
+
+
+def head_for(target: Path, folder: Path) -> Path:
+    """A head of AutoSpec's own that was never trained."""
+    torch.manual_seed(1)
+    model = CausalModel.load(target)
+    network = SharedNetwork(SharedLayout(model.hidden_size, 8))
+    write_shared(folder, network, torch.arange(40), model, 4, {})
+    return folder
+
+
+def test_heads_are_arms_too_and_part_of_the_adaptive_one(
+    options: BenchOptions, tmp_path: Path
+) -> None:
+    head = head_for(options.target, tmp_path / "head")
+    asked = replace(
+        options, heads=(head,), arms="plain,mlp_speculator:2,adaptive", profile=tmp_path / "p.json"
+    )
+    code, shown = run(asked)
+    assert code == 0
+    assert "head: mlp_speculator, 0.0 MB" in shown
+    found = figures(options)
+    assert found["settings"]["heads"] == ["head"]
+    for phase in found["phases"]:
+        static = phase["arms"]["mlp_speculator:2"]
+        assert static["outputs_equal_to_plain"] == static["requests"]
+        assert static["drafted"] > 0
+        assert {each["proposer"] for each in static["choices"]} <= {"mlp_speculator", "off"}
+    profile = json.loads((tmp_path / "p.json").read_text())
+    assert profile["identity"]["proposers"] == ["mlp_speculator", "ngram", "suffix"]
+
+
+def test_heads_that_do_not_fit(options: BenchOptions, tmp_path: Path) -> None:
+    head = head_for(options.target, tmp_path / "head")
+    with pytest.raises(InputError, match="are both mlp_speculator; give one of a kind"):
+        run(replace(options, heads=(head, head)))
+    with pytest.raises(InputError, match=r"needs a head; .* \(those given are of mlp_speculator\)"):
+        run(replace(options, heads=(head,), arms="medusa:2"))
+    with pytest.raises(ModelError, match=r"max_k is 9; .* drafts from 1 to 4 tokens"):
+        run(replace(options, heads=(head,), arms="mlp_speculator:9"))
 
 
 def test_loads() -> None:

@@ -9,6 +9,7 @@ import typer
 
 from autospec.cli.app import app
 from autospec.cli.options import (
+    HeadPaths,
     JournalPath,
     JsonPath,
     MetricsPort,
@@ -29,10 +30,7 @@ def bench(
     draft: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Draft model with the same vocabulary.")
     ] = None,
-    head: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FOLDER", help="Head trained for the target; may be repeated."),
-    ] = None,
+    head: HeadPaths = None,
     policy: PolicyName = "default",
     loads: Annotated[str, typer.Option(help="Numbers of running requests.")] = "1,4,16",
     arms: Annotated[

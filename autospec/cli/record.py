@@ -21,6 +21,9 @@ def record(
     draft: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Draft model to be recorded.")
     ] = None,
+    head: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Or a head to be recorded.")
+    ] = None,
     draft_k: Annotated[int, typer.Option(min=1, max=32, help="Tokens of every draft.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
     concurrency: Annotated[int, typer.Option(min=1, help="Running requests.")] = 4,
@@ -38,6 +41,7 @@ def record(
         prompts=prompts,
         out=out,
         draft=draft,
+        head=head,
         draft_k=draft_k,
         max_tokens=max_tokens,
         concurrency=concurrency,

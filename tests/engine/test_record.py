@@ -13,6 +13,9 @@ from autospec import cli
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.proposers.draft_model import DraftModelProposer
+from autospec.proposers.heads import load_head
+from autospec.proposers.mlp_folder import write_shared
+from autospec.proposers.mlp_network import SharedLayout, SharedNetwork
 from autospec.record import record
 from autospec.trace import TraceRequest, read_traces, write_traces
 from tests.engine.tiny_models import VOCAB, greedy, tiny
@@ -72,6 +75,18 @@ def test_without_a_model_only_tokens_are_recorded(tmp_path: Path) -> None:
     assert [trace.id for trace in again] == [trace.id for trace in traces]
     for first, second in zip(traces, again, strict=True):
         np.testing.assert_array_equal(first.output_token_ids, second.output_token_ids)
+
+
+def test_heads_are_recorded_as_models_are(tmp_path: Path) -> None:
+    target = CausalModel(tiny("llama"))
+    network = SharedNetwork(SharedLayout(target.hidden_size, 8))
+    write_shared(tmp_path, network, torch.arange(VOCAB), target, K, {})
+    traces = record(target, requests(), load_head(tmp_path, target), concurrency=4)
+    for request, trace in zip(requests(), traces, strict=True):
+        assert trace.output_token_ids.tolist() == greedy(
+            tiny("llama"), list(request.prompt_token_ids), request.max_tokens
+        )
+        assert len(trace.accepted["mlp_speculator"]) == request.max_tokens
 
 
 def test_traces_are_read_as_written(tmp_path: Path) -> None:
