@@ -29,7 +29,7 @@ def train_proposer(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps to learn, whatever the time.")
     ] = None,
-    frequent_tokens: Annotated[int, typer.Option(min=2, help="Tokens it can draft.")] = 16384,
+    frequent_tokens: Annotated[int, typer.Option(min=2, help="Tokens it can draft.")] = 8192,
     inner_size: Annotated[int, typer.Option(min=1, help="Width of the head's MLP.")] = 1024,
     batch: Annotated[int, typer.Option(min=1, help="Positions of a step.")] = 1024,
     learning_rate: Annotated[float, typer.Option(min=0.0)] = 1e-3,

@@ -66,7 +66,7 @@ class TrainingOptions:
     minutes: float = 8.0
     tokens: int | None = None
     steps: int | None = None
-    frequent_tokens: int = 16384
+    frequent_tokens: int = 8192
     inner_size: int = 1024
     batch: int = 1024
     learning_rate: float = 1e-3

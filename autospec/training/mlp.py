@@ -15,7 +15,7 @@ from autospec.training.recording import Recording
 from autospec.training.rows_loss import rows_loss
 from autospec.training.trainee import STEP_SHARE, Lesson, master_dtype, mixed_precision
 
-TRAINED_STEPS = 3
+TRAINED_STEPS = 2
 DRAFTED_STEPS = 5
 _EVALUATED = 2048
 
