@@ -41,6 +41,8 @@ BIN_EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.98
 NUM_BINS = len(BIN_EDGES) + 1
 NUM_BUCKETS = 8
 NUM_TOKEN_BUCKETS = 4096
+_UNKNOWN_BIN = 255  # no confidence: what was known before drafting stands
+_STEP_ROWS = 16.0  # requests of one step that count in full for what they share
 _LEAST_HAZARD = 1e-3
 _MOST_OFFSET = 6.0
 
@@ -97,9 +99,13 @@ def confidence_bins(
 def draft_bins(
     confidence: Float32Array, limits: Int16Array, bin_of: UInt8Array, bins: UInt8Array
 ) -> None:
-    """``confidence_bins`` of fresh drafts for every proposer [p, n]."""
+    """``confidence_bins`` of fresh drafts for every proposer [p, n]; NaN is unknown."""
     for p in range(limits.shape[0]):
         confidence_bins(confidence, limits[p], bin_of, bins, p)
+        for i in range(confidence.shape[0]):
+            for j in range(limits[p, i]):
+                if np.isnan(confidence[i, j]):
+                    bins[i, p, j] = _UNKNOWN_BIN
 
 
 @compiled
@@ -146,7 +152,10 @@ def fill_hazards(
     bucket_of: UInt8Array,
     hazards: Float32Array,
 ) -> None:
-    """Posterior hazards [n, p, k] for the first ``limits`` [p, n] positions of every row."""
+    """Posterior hazards [n, p, k] for the first ``limits`` [p, n] positions of every row.
+
+    Those of an unknown bin are left as they are.
+    """
     for i in range(slots.shape[0]):
         w = workloads[i]
         for p in range(limits.shape[0]):
@@ -158,6 +167,8 @@ def fill_hazards(
             first = np.exp(offset + token_offset[p, token_buckets[i], 0])
             for j in range(limits[p, i]):
                 b = bins[i, p, j]
+                if b == _UNKNOWN_BIN:
+                    continue
                 q = bucket_of[j]
                 h = (successes[0, p, q, b] + priors[p, b] * strengths[0]) / (
                     trials[0, p, q, b] + strengths[0]
@@ -175,7 +186,9 @@ def _learn_row(
     w: int,
     p: int,
     num_success: int,
-    failed: bool,
+    missed: int,
+    miss: float,
+    weight: float,
     bins: UInt8Array,
     expected: Float32Array,
     request_offset: Float64Array,
@@ -190,22 +203,31 @@ def _learn_row(
     strengths: Float64Array,
     bucket_of: UInt8Array,
 ) -> int:
-    """One censored observation; returns 1 when it raised a drift alarm."""
+    """One censored observation; returns 1 when it raised a drift alarm.
+
+    After the successes comes, if ``missed`` is 1, a position that counts as accepted by ``miss``.
+    ``weight`` is for what the requests of a step share: they are not independent, as when many
+    begin at once.
+    """
     keep = 1.0 - 1.0 / strengths[2]
     alarm = 0
-    for j in range(num_success + (1 if failed else 0)):
+    for j in range(num_success + missed):
         b = bins[j]
+        if b == _UNKNOWN_BIN:
+            continue
         q = bucket_of[j]
-        hit = 1.0 if j < num_success else 0.0
+        hit = 1.0 if j < num_success else miss
         prior = priors[p, b]
-        proposer_offset[1] = min(proposer_offset[1] + prior * (1.0 - prior), strengths[11])
-        proposer_offset[0] += (hit - prior) / proposer_offset[1]
+        information = weight * prior * (1.0 - prior)
+        proposer_offset[1] = min(proposer_offset[1] + information, strengths[11])
+        proposer_offset[0] += weight * (hit - prior) / proposer_offset[1]
         if w > 0:
             h = (successes[0, p, q, b] + prior * strengths[0]) / (trials[0, p, q, b] + strengths[0])
             scaled = h * np.exp(workload_offset[0])
             pooled = scaled / (scaled + 1.0 - h)
-            workload_offset[1] = min(workload_offset[1] + pooled * (1.0 - pooled), strengths[13])
-            workload_offset[0] += (hit - pooled) / workload_offset[1]
+            information = weight * pooled * (1.0 - pooled)
+            workload_offset[1] = min(workload_offset[1] + information, strengths[13])
+            workload_offset[0] += weight * (hit - pooled) / workload_offset[1]
         trials[0, p, q, b] = trials[0, p, q, b] * keep + 1.0
         successes[0, p, q, b] = successes[0, p, q, b] * keep + hit
         if w > 0:
@@ -221,8 +243,8 @@ def _learn_row(
         if j == 0:
             token_offset[1] = min(token_offset[1] + information, strengths[6])
             token_offset[0] += residual / token_offset[1]
-        drift[w, p, 0] = max(0.0, drift[w, p, 0] + residual - strengths[7])
-        drift[w, p, 1] = max(0.0, drift[w, p, 1] - residual - strengths[7])
+        drift[w, p, 0] = max(0.0, drift[w, p, 0] + weight * (residual - strengths[7]))
+        drift[w, p, 1] = max(0.0, drift[w, p, 1] - weight * (residual + strengths[7]))
         if max(drift[w, p, 0], drift[w, p, 1]) > strengths[8]:
             drift[w, p, :] = 0.0
             alarm = 1
@@ -251,6 +273,9 @@ def learn_rows(
     committed: Int16Array,
     matched: Int16Array,
     offer_lengths: Int16Array,
+    asked: Int16Array,
+    drafted: Int16Array,
+    expected: Float32Array,
     bins: UInt8Array,
     hazards: Float32Array,
     successes: Float64Array,
@@ -270,28 +295,37 @@ def learn_rows(
     """Count one step's outcome; returns the number of drift alarms.
 
     ``known[i]`` is False for a request that ended meanwhile: its workload still learns. A lookup
-    proposer learns from what it offered whoever drafted; a model from what was verified of it.
+    proposer learns from what it offered whoever drafted; a model from what was verified of it, and
+    where less was verified than ``asked`` [n] for, the next position counts by what was
+    ``expected`` [n, p, k] of it once it was ``drafted`` [n], and as rejected if it was not.
     """
     alarms = 0
+    weight = min(1.0, _STEP_ROWS / max(slots.shape[0], 1))
     for i in range(slots.shape[0]):
         s = slots[i]
         for p in range(lookup.shape[0]):
             successes_seen = 0
-            failed = False
+            missed = 0
+            miss = 0.0
             if lookup[p] and matched[p, i] >= 0:
                 limit = min(offer_lengths[p, i], committed[i])
                 successes_seen = min(matched[p, i], limit)
-                failed = successes_seen < limit
+                missed = 1 if successes_seen < limit else 0
             elif proposer[i] == p:
                 successes_seen = accepted[i]
-                failed = accepted[i] < verified[i]
-            if successes_seen == 0 and not failed:
+                missed = 1 if accepted[i] < verified[i] else 0
+                if missed == 0 and verified[i] < asked[i]:
+                    missed = 1
+                    miss = expected[i, p, verified[i]] if verified[i] < drafted[i] else 0.0
+            if successes_seen == 0 and missed == 0:
                 continue
             alarms += _learn_row(
                 workloads[i],
                 p,
                 successes_seen,
-                failed,
+                missed,
+                miss,
+                weight,
                 bins[i, p],
                 hazards[i, p],
                 request_offset[s, p] if known[i] else scratch,
@@ -417,8 +451,14 @@ class HazardTable:
         offer_lengths: Int16Array,
         bins: UInt8Array,
         hazards: Float32Array,
+        asked: Int16Array | None = None,
+        drafted: Int16Array | None = None,
+        expected: Float32Array | None = None,
     ) -> int:
-        """Count a step's outcome [n]; ``matched`` and ``offer_lengths`` are [p, n]."""
+        """Count a step's outcome [n]; ``matched`` and ``offer_lengths`` are [p, n].
+
+        ``asked``, ``drafted`` and ``expected`` tell of drafts that were cut (see ``learn_rows``).
+        """
         return learn_rows(
             slots,
             workloads,
@@ -431,6 +471,9 @@ class HazardTable:
             committed,
             matched,
             offer_lengths,
+            verified if asked is None else asked,
+            verified if drafted is None else drafted,
+            hazards if expected is None else expected,
             bins,
             hazards,
             self.successes,

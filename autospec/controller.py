@@ -63,6 +63,7 @@ from autospec.rows import (
     select_drafted,
     sum_up_models,
 )
+from autospec.tuned import KCap
 from autospec.warmup import warm_up
 from autospec.workload import OTHER, Workloads
 
@@ -74,6 +75,7 @@ MOST_K = 64
 
 _SPEEDUP_WINDOW_STEPS = 1024
 _PROBE_K = 3
+_PROBE_PARALLEL_K = 8
 _PROBE_REQUESTS = 8
 
 
@@ -82,7 +84,8 @@ class Controller:
 
     ``plan``, ``trim`` and ``observe`` are called once per step, in this order, from one thread;
     they never raise. A fault in a policy makes the step plain, is counted and logged once.
-    ``start`` and ``finish`` frame a request. Raises ConfigError when settings do not fit.
+    ``start`` and ``finish`` frame a request. ``caps`` on k by load are those that the profile was
+    tuned to, unless given. Raises ConfigError when settings do not fit.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Controller:
         engine: EngineInfo,
         *,
         profile: Profile | None = None,
+        caps: Sequence[KCap] | None = None,
         metrics: Metrics | None = None,
         journal: Journal | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -115,6 +119,9 @@ class Controller:
         elif profile is not None:
             profile.require(self.identity, acceptance.LAYOUT, cost.LAYOUT)
         self.is_warm = profile is not None
+        if caps is None:
+            caps = () if profile is None or profile.tuned is None else profile.tuned.caps
+        self._caps = tuple(sorted(caps, key=lambda cap: cap.load))
         self.workloads = Workloads(
             settings.workloads.rules, () if profile is None else profile.workloads
         )
@@ -319,7 +326,7 @@ class Controller:
         record.resize(n)
         unknown, record.context_tokens = fill_rows(
             handles, self.rows.generation, self.rows.running, self.rows.max_k, self.rows.workload,
-            context_tokens, last_tokens, room, self._most, self.learned.lookup, offers,
+            context_tokens, last_tokens, room, self._most_at(n), self.learned.lookup, offers,
             NUM_TOKEN_BUCKETS, record.slots, record.workloads, record.token_buckets,
             record.limits, record.offer_lengths, record.reach,
         )  # fmt: skip
@@ -376,6 +383,14 @@ class Controller:
         record.plan_id = plan_id
         return Plan(plan_id, handles, proposer, k, k, mode, seconds, expected)
 
+    def _most_at(self, requests: int) -> Int16Array:
+        """The most tokens each proposer may draft [p], under the cap tuned for this load."""
+        k = None
+        for cap in self._caps:
+            if cap.load <= requests:
+                k = cap.k
+        return self._most if k is None else np.minimum(self._most, np.int16(k))
+
     def _decide(self, view: View) -> tuple[Decision, Mode]:
         """The policy's decision, unless guard or probes overrule an adaptive policy."""
         if self._guards is not None and self._guards[octave_of(view.requests)].is_holding:
@@ -400,7 +415,10 @@ class Controller:
             rows = self.policy.rng.choice(rows, _PROBE_REQUESTS, replace=False)
         proposer, k = decision.proposer.copy(), decision.k.copy()
         proposer[rows] = model
-        k[rows] = self.policy.rng.integers(1, _PROBE_K + 1)  # depths must differ to be told apart
+        if self.proposers[model].kind == "sequential":
+            k[rows] = self.policy.rng.integers(1, _PROBE_K + 1)  # to tell what a depth costs
+        else:
+            k[rows] = np.minimum(view.limits[model, rows], _PROBE_PARALLEL_K)
         return Decision(proposer, k)
 
     def _view(
@@ -489,7 +507,8 @@ class Controller:
         drifts = self.learned.ahead.learn(
             record.slots, record.workloads, record.token_buckets, record.known, plan.proposer,
             verified, accepted, committed, matched, record.offer_lengths,
-            record.bins, record.hazards,
+            record.bins, record.hazards, plan.k, record.drafted,
+            record.draft_hazards if record.is_trimmed else record.hazards,
         )  # fmt: skip
         if record.is_trimmed:
             self.learned.drafted.learn(

@@ -405,6 +405,7 @@ class StepCost:
             (p for p, info in enumerate(proposers) if info.kind != "lookup"),
             key=lambda p: proposers[p].name,  # saved statistics must not depend on the order
         )
+        self._by_depth = [proposers[p].kind == "sequential" for p in self.models]
         size = NUM_VERIFY + NUM_DRAFT * len(self.models)
         self.beta = np.zeros(size)
         self.slopes: Float64Array = self.beta[SLOPES:CONTEXT]
@@ -592,10 +593,12 @@ class StepCost:
         self._prior(CONTEXT, 0.0, 0.2 * seconds / max(context, 1.0))
         self._prior(REQUESTS, 0.0, 0.1 * per_token)
         self._prior(SPECULATING, 0.0, 0.1 * seconds)
-        for m in range(len(self.models)):
+        for m, by_depth in enumerate(self._by_depth):
             start = NUM_VERIFY + NUM_DRAFT * m
-            self._prior(start + ACTIVE, 0.02 * seconds, 0.2 * seconds)
-            self._prior(start + DEPTH, 0.1 * seconds, 0.2 * seconds)
+            self._prior(start + ACTIVE, (0.02 if by_depth else 0.1) * seconds, 0.2 * seconds)
+            # A parallel one drafts all in one forward: no price by depth unless seen clearly.
+            mean, deviation = (0.1, 0.2) if by_depth else (0.0, 0.001)
+            self._prior(start + DEPTH, mean * seconds, deviation * seconds)
             self._prior(start + TOKENS, 0.0, 0.02 * seconds)
             self._prior(start + CATCH_UP, 0.0, 0.01 * seconds)
         self.is_known = True

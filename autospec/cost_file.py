@@ -48,6 +48,15 @@ class LookupSeconds(_Form):
     max_k: MaxK = 20
 
 
+class AppendedSeconds(_Form):
+    """A suffix lookup that goes on from ``head_k`` tokens of a model: both are paid."""
+
+    kind: Literal["appended"]
+    head: str
+    head_k: Annotated[int, Field(ge=1, le=16)] = 2
+    max_k: MaxK = 18
+
+
 class CostFile(_Form):
     """The step time of one engine on one device.
 
@@ -58,7 +67,24 @@ class CostFile(_Form):
     shape: Shape
     captured_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()
     step: StepSeconds
-    proposers: dict[str, Annotated[ModelSeconds | LookupSeconds, Field(discriminator="kind")]]
+    proposers: dict[
+        str,
+        Annotated[ModelSeconds | LookupSeconds | AppendedSeconds, Field(discriminator="kind")],
+    ]
+
+    def charge(
+        self, part: ModelSeconds | LookupSeconds | AppendedSeconds
+    ) -> tuple[float, float, float]:
+        """What drafting takes: a share of the target forward, and of every forward of a model its
+        seconds and those per token of context. All forwards of an appended one's model are one.
+        """
+        if isinstance(part, LookupSeconds):
+            return part.step_fraction, 0.0, 0.0
+        if isinstance(part, ModelSeconds):
+            return 0.0, part.per_depth_seconds, part.per_context_token_seconds
+        _, seconds, context_seconds = self.charge(self.proposers[part.head])
+        fraction = self.charge(self.proposers["suffix"])[0]
+        return fraction, part.head_k * seconds, part.head_k * context_seconds
 
     @model_validator(mode="after")
     def _check(self) -> CostFile:
@@ -69,7 +95,19 @@ class CostFile(_Form):
         for name, part in self.proposers.items():
             if isinstance(part, LookupSeconds) and name not in LOOKUPS:
                 raise ValueError(f"proposers.{name}: a lookup is one of {', '.join(LOOKUPS)}")
+            if isinstance(part, AppendedSeconds):
+                self._check_appended(name, part)
         return self
+
+    def _check_appended(self, name: str, part: AppendedSeconds) -> None:
+        if not isinstance(self.proposers.get(part.head), ModelSeconds):
+            raise ValueError(f"proposers.{name}: head {part.head!r} is none of the models here")
+        if "suffix" not in self.proposers:
+            raise ValueError(f"proposers.{name}: needs the lookup 'suffix' beside it")
+        if part.max_k <= part.head_k:
+            raise ValueError(
+                f"proposers.{name}: max_k {part.max_k} must be above head_k {part.head_k}"
+            )
 
 
 def read_cost_file(path: Path) -> CostFile:

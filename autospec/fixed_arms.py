@@ -4,6 +4,7 @@ What a proposer's draft would have had accepted at an output position is the sam
 long as it depends on the request alone. Such proposers are tabulated once and all their k replayed
 on the table by a compiled loop; the suffix lookup, which also sees requests that ended earlier,
 is tabulated where their order is certain (one request at a time) and really run elsewhere.
+Suffix lookups appended to a model are tabulated roughly, and their best k really run.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import numpy as np
 
 from autospec.compiled import compiled
 from autospec.cost import round_up
-from autospec.cost_file import CostFile, LookupSeconds
+from autospec.cost_file import AppendedSeconds, CostFile, LookupSeconds, ModelSeconds
 from autospec.hindsight import replay_bare
 from autospec.policy.static import StaticOptions
 from autospec.proposers.base import Drafts, History
 from autospec.records import Float32Array, Int16Array, Int32Array, Shape
-from autospec.replay import make_engine, make_lookup
+from autospec.replay import make_lookup
 from autospec.trace import TraceRequest
 
 _SHAPES: dict[Shape, int] = {"packed": 0, "padded": 1, "stepped": 2}
 _TABLE_SLOTS = 64
+_RERUN = 3  # of the k of a suffix lookup appended to a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +60,17 @@ def arm_name(options: StaticOptions) -> str:
 
 
 def fixed_arms(requests: Sequence[TraceRequest], cost: CostFile) -> tuple[StaticOptions, ...]:
-    """Every (proposer, k) that these requests can be replayed with, k from 1 to its most."""
-    engine = make_engine(requests[:1], cost, 1)
-    return tuple(
-        StaticOptions(proposer=info.name, k=k)
-        for info in engine.proposers
-        if info.kind == "lookup" or all(info.name in request.accepted for request in requests)
-        for k in range(1, info.max_k + 1)
-    )
+    """Every (proposer, k) that these requests can be replayed with, k from 1 to its most.
+
+    What is appended to a model begins behind the model's part: below that it would be the model.
+    """
+    arms = []
+    for name, part in cost.proposers.items():
+        model = part.head if isinstance(part, AppendedSeconds) else name
+        least = part.head_k + 1 if isinstance(part, AppendedSeconds) else 1
+        if isinstance(part, LookupSeconds) or all(model in each.accepted for each in requests):
+            arms += [StaticOptions(proposer=name, k=k) for k in range(least, part.max_k + 1)]
+    return tuple(arms)
 
 
 def replay_fixed(
@@ -78,13 +83,29 @@ def replay_fixed(
             result = replay_bare(requests, cost, arm, concurrency)
             yield FixedResult(arm, result.tokens, result.seconds, result.steps)
         return
+    part = cost.proposers[proposer]
+    results = _tabulated(requests, cost, proposer, arms, concurrency)
+    if isinstance(part, AppendedSeconds):
+        best = sorted(results, key=lambda result: result.tokens_per_second)[-_RERUN:]
+        for arm in (result.arm for result in best):
+            run = replay_bare(requests, cost, arm, concurrency)
+            yield FixedResult(arm, run.tokens, run.seconds, run.steps)
+        return
+    yield from results
+
+
+def _tabulated(
+    requests: Sequence[TraceRequest],
+    cost: CostFile,
+    proposer: str,
+    arms: Sequence[StaticOptions],
+    concurrency: int,
+) -> list[FixedResult]:
     table = tabulate(requests, cost, proposer)
     step, part = cost.step, cost.proposers[proposer]
-    if isinstance(part, LookupSeconds):
-        fraction, depth_seconds, context_seconds, sequential = part.step_fraction, 0.0, 0.0, False
-    else:
-        fraction, sequential = 0.0, part.kind == "sequential"
-        depth_seconds, context_seconds = part.per_depth_seconds, part.per_context_token_seconds
+    fraction, depth_seconds, context_seconds = cost.charge(part)
+    sequential = isinstance(part, ModelSeconds) and part.kind == "sequential"
+    results = []
     prompts = np.array([len(each.prompt_token_ids) for each in requests], dtype=np.int32)
     outputs = np.array([len(each.output_token_ids) for each in requests], dtype=np.int32)
     for arm in arms:
@@ -94,17 +115,21 @@ def replay_fixed(
             step.per_context_token_seconds, fraction, depth_seconds, context_seconds, sequential,
             _SHAPES[cost.shape], np.array(cost.captured_sizes, dtype=np.int32),
         )  # fmt: skip
-        yield FixedResult(arm, tokens, seconds, steps)
+        results.append(FixedResult(arm, tokens, seconds, steps))
+    return results
 
 
 def tabulate(requests: Sequence[TraceRequest], cost: CostFile, proposer: str) -> AcceptanceTable:
     """Draft at every position; requests end one after the other, in order."""
     part = cost.proposers[proposer]
+    if isinstance(part, AppendedSeconds):
+        head, suffix = (tabulate(requests, cost, name) for name in (part.head, "suffix"))
+        return _append_tables(requests, part, head, suffix)
     positions = max(len(request.output_token_ids) for request in requests)
     drafted = np.zeros((len(requests), positions), dtype=np.int16)
     correct = np.zeros_like(drafted)
     sure = np.zeros(drafted.shape, dtype=np.float32)
-    if not isinstance(part, LookupSeconds):
+    if isinstance(part, ModelSeconds):
         drafted[:] = part.max_k
         for row, request in zip(correct, requests, strict=True):
             row[: len(request.output_token_ids)] = request.accepted[proposer]
@@ -143,6 +168,29 @@ def tabulate(requests: Sequence[TraceRequest], cost: CostFile, proposer: str) ->
             history.lengths[slot] = ends[slot]
             lookup.retire(history, slot)
     return AcceptanceTable(drafted, correct, sure)
+
+
+def _append_tables(
+    requests: Sequence[TraceRequest],
+    part: AppendedSeconds,
+    head: AcceptanceTable,
+    suffix: AcceptanceTable,
+) -> AcceptanceTable:
+    """The suffix draft of ``head_k`` positions later, behind as many tokens of the model."""
+    head_k, positions = part.head_k, head.drafted.shape[1]
+    lengths = np.array([len(each.output_token_ids) for each in requests])
+    room = np.maximum(lengths[:, None] - np.arange(positions), 0)
+    drafted = np.minimum(head.drafted, np.minimum(room, head_k))
+    correct = np.minimum(head.correct, drafted)
+    tail, right = np.zeros_like(drafted), np.zeros_like(drafted)
+    tail[:, :-head_k] = np.minimum(suffix.drafted[:, head_k:], part.max_k - head_k)
+    right[:, :-head_k] = np.minimum(suffix.correct[:, head_k:], tail[:, :-head_k])
+    whole = correct == head_k
+    return AcceptanceTable(
+        (drafted + tail).astype(np.int16),
+        (correct + np.where(whole, right, 0)).astype(np.int16),
+        np.zeros_like(suffix.confidence),
+    )
 
 
 @compiled

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autospec.cost import StepCost, round_up
-from autospec.cost_file import CostFile, LookupSeconds
+from autospec.cost_file import CostFile
 from autospec.policy import make_policy
 from autospec.policy.base import PolicyOptions, View
 from autospec.policy.off import OffOptions
 from autospec.records import (
     NO_PROPOSER,
     BatchState,
+    Float32Array,
     Float64Array,
+    Int16Array,
     Int64Array,
     Plan,
     Request,
@@ -89,6 +91,10 @@ class BarePolicy:
         k = decision.k
         return Plan(0, batch.handles, decision.proposer, k, k, decision.mode)
 
+    def trim(self, plan: Plan, drafted: Int16Array, confidence: Float32Array) -> Plan:
+        """All that was drafted is verified."""
+        return replace(plan, verify=np.minimum(plan.k, drafted))
+
     def observe(self, plan: Plan, result: StepResult) -> None:
         """Nothing is learned."""
 
@@ -148,14 +154,8 @@ class Clairvoyant:
         self._rate = rate
         self._next = 0
         parts = [engine.cost.proposers[info.name] for info in engine.proposers]
-        self._fraction = np.array(
-            [part.step_fraction if isinstance(part, LookupSeconds) else 0.0 for part in parts]
-        )
-        models = [None if isinstance(part, LookupSeconds) else part for part in parts]
-        self._per_depth = np.array([part.per_depth_seconds if part else 0.0 for part in models])
-        self._per_context = np.array(
-            [part.per_context_token_seconds if part else 0.0 for part in models]
-        )
+        charges = [engine.cost.charge(part) for part in parts]
+        self._fraction, self._per_depth, self._per_context = np.array(charges).reshape(-1, 3).T
         sequential = np.array([info.kind == "sequential" for info in engine.proposers], dtype=bool)
         options = [
             range(k + 1) if by_depth else (0, k)
@@ -196,6 +196,10 @@ class Clairvoyant:
             k[:] = best.tokens
             proposer[k > 0] = best.proposer[k > 0]
         return Plan(0, batch.handles, proposer, k, k, "speculate")
+
+    def trim(self, plan: Plan, drafted: Int16Array, confidence: Float32Array) -> Plan:
+        """It was known before."""
+        return plan
 
     def observe(self, plan: Plan, result: StepResult) -> None:
         """Nothing is learned."""

@@ -28,7 +28,7 @@ from autospec.compiled import compiled
 from autospec.config import Settings
 from autospec.controller import Controller
 from autospec.cost import round_up
-from autospec.cost_file import CostFile, LookupSeconds
+from autospec.cost_file import AppendedSeconds, CostFile, LookupSeconds
 from autospec.errors import InputError
 from autospec.profile import Profile
 from autospec.proposers.base import Drafts, History, LookupProposer
@@ -37,6 +37,7 @@ from autospec.proposers.suffix import SuffixProposer
 from autospec.records import (
     BatchState,
     EngineInfo,
+    Float32Array,
     Float64Array,
     Int16Array,
     Int32Array,
@@ -65,6 +66,7 @@ class Decider(Protocol):
     def finish(self, handle: int) -> None: ...
     def wants_offers(self) -> NDArray[np.bool_]: ...
     def plan(self, batch: BatchState) -> Plan: ...
+    def trim(self, plan: Plan, drafted: Int16Array, confidence: Float32Array) -> Plan: ...
     def observe(self, plan: Plan, result: StepResult) -> None: ...
 
 
@@ -188,12 +190,67 @@ def _matches(
             correct[p, i] = same
 
 
+class _Append:
+    """``suffix_after(head)``: the suffix lookup goes on from the first tokens of a model's draft.
+
+    Where the model is right its draft is the output, so the lookup can really be run on it. Where
+    it is wrong, what follows is lost whatever it is; the record has no wrong tokens, so as many
+    are verified as behind the right ones, with the same confidence. A lookup on wrong tokens
+    would mostly match less and so cost less: the assumption is on the dear side.
+    """
+
+    def __init__(
+        self, part: AppendedSeconds, head: int, suffix: SuffixProposer, slots: int, k_max: int
+    ) -> None:
+        self.head = head
+        self.head_k = part.head_k
+        self._suffix = suffix
+        self._most = part.max_k - part.head_k
+        self._tokens = np.zeros((slots, k_max), dtype=np.int32)
+        self._tail_lengths = np.zeros(slots, dtype=np.int16)
+        self._sure = np.zeros((slots, k_max), dtype=np.float32)
+        self.drafted = np.zeros(0, dtype=np.int16)
+        self.confidence = np.zeros((0, k_max), dtype=np.float32)
+
+    def draft(
+        self, history: History, slots: Int32Array, ends: Int32Array, recorded: Int16Array
+    ) -> Int16Array:
+        """How many leading tokens [n] of each draft are right; fills ``drafted`` [n] and
+        ``confidence`` [n, k], NaN for the model's tokens."""
+        n = len(slots)
+        head_k = self.head_k
+        self.drafted = np.minimum(ends[slots] - history.lengths[slots], head_k).astype(np.int16)
+        self.confidence = np.full((n, self._sure.shape[1]), np.nan, dtype=np.float32)
+        correct = np.minimum(recorded, self.drafted)
+        rows = np.flatnonzero(history.lengths[slots] + head_k < ends[slots])
+        if len(rows) == 0:
+            return correct
+        m = len(rows)
+        lengths = history.lengths.copy()
+        lengths[slots[rows]] += head_k
+        longer = History(history.tokens, lengths)
+        drafts = Drafts(self._tokens[:m], self._tail_lengths[:m], self._sure[:m])
+        self._suffix.propose(longer, slots[rows], drafts, tail=head_k)
+        tail = np.minimum(drafts.lengths, self._most)
+        right = np.zeros((1, m), dtype=np.int16)
+        _matches(
+            slots[rows], history.tokens, lengths, ends, np.zeros((1, 0, 0), dtype=np.int16),
+            drafts.tokens[None], tail[None], np.ones(1, dtype=np.bool_), right,
+        )  # fmt: skip
+        self.drafted[rows] += tail
+        width = self._sure.shape[1] - head_k
+        self.confidence[rows, head_k:] = drafts.confidence[:, :width]
+        correct[rows] += np.where(correct[rows] == head_k, right[0], 0).astype(np.int16)
+        return correct
+
+
 class ReplayEngine:
     """A simulated engine: slots, the lookups that really draft, and the clock of a cost file.
 
-    ``proposers`` are those of the cost file that can be replayed: its lookups, and the models that
-    every request has a record of. ``cost`` may be exchanged between steps. ``correct`` [p, n] is
-    how many leading tokens of each proposer's draft in the current step the target agrees with.
+    ``proposers`` are those of the cost file that can be replayed: its lookups, the models that
+    every request has a record of, and suffix lookups appended to these. ``cost`` may be exchanged
+    between steps. ``correct`` [p, n] is how many leading tokens of each proposer's draft in the
+    current step the target agrees with.
     """
 
     def __init__(
@@ -215,6 +272,10 @@ class ReplayEngine:
                 lookup = make_lookup(name, slots, capacity, part.max_k)
                 self.lookups.append(lookup)
                 self.proposers.append(lookup.info)
+            elif isinstance(part, AppendedSeconds):
+                if all(part.head in request.accepted for request in requests):
+                    self.lookups.append(None)
+                    self.proposers.append(ProposerInfo(name, "parallel", part.max_k))
             elif all(name in request.accepted for request in requests):
                 self.lookups.append(None)
                 self.proposers.append(ProposerInfo(name, part.kind, part.max_k))
@@ -236,6 +297,7 @@ class ReplayEngine:
         self._ends = np.zeros(slots, dtype=np.int32)
         self._prefilled = np.zeros(slots, dtype=np.int32)
         self._recorded = np.zeros((p, slots, capacity), dtype=np.int16)
+        self._appends = self._make_appends(slots, k_max)
         self._handles = np.zeros(slots, dtype=np.int64)
         self._arrival, self._first_token = np.zeros((2, slots))
         self._requests: list[TraceRequest | None] = [None] * slots
@@ -277,7 +339,7 @@ class ReplayEngine:
             lookup = self.lookups[p]
             if lookup is not None:
                 lookup.reset(slot)
-            else:
+            elif p not in self._appends:
                 at = slice(len(prompt), len(prompt) + len(output))
                 self._recorded[p, slot, at] = request.accepted[info.name]
         self._handles[slot] = decider.start(
@@ -351,6 +413,7 @@ class ReplayEngine:
                 prefill_tokens=prefill,
             )
         )
+        plan = self._trim(decider, plan)
         right = correct[plan.proposer, np.arange(n)] if len(correct) else plan.verify
         accepted = np.where(plan.proposer >= 0, np.minimum(plan.verify, right), 0)
         committed = np.minimum(accepted + 1, left)
@@ -379,6 +442,31 @@ class ReplayEngine:
         self._first_token[first] = self.seconds
         return [int(s) for s in slots[self._history.lengths[slots] >= self._ends[slots]]]
 
+    def _trim(self, decider: Decider, plan: Plan) -> Plan:
+        """A second look where the drafts tell more than was known before."""
+        used = [p for p in self._appends if (plan.proposer == p).any()]
+        if not used:
+            return plan
+        drafted = plan.k.copy()
+        confidence = np.full(self._confidence[0, : len(drafted)].shape, np.nan, dtype=np.float32)
+        for p in used:
+            rows = plan.proposer == p
+            drafted[rows] = np.minimum(plan.k[rows], self._appends[p].drafted[rows])
+            confidence[rows] = self._appends[p].confidence[rows]
+        return decider.trim(plan, drafted, confidence)
+
+    def _make_appends(self, slots: int, k_max: int) -> dict[int, _Append]:
+        names = [info.name for info in self.proposers]
+        appends = {}
+        for p, name in enumerate(names):
+            part = self.cost.proposers[name]
+            if isinstance(part, AppendedSeconds):
+                suffix = self.lookups[names.index("suffix")]
+                assert isinstance(suffix, SuffixProposer)
+                head = names.index(part.head)
+                appends[p] = _Append(part, head, suffix, slots, k_max)
+        return appends
+
     def _compare(self, slots: Int32Array) -> Int16Array:
         n = len(slots)
         limits = np.where(self.lookup[:, None], self._offer_lengths[:, :n], self.max_k[:, None])
@@ -387,6 +475,9 @@ class ReplayEngine:
             slots, self._history.tokens, self._history.lengths, self._ends, self._recorded,
             self._draft_tokens[:, :n], limits, self.lookup, self.correct,
         )  # fmt: skip
+        for p, append in self._appends.items():
+            recorded = self._recorded[append.head, slots, self._history.lengths[slots]]
+            self.correct[p] = append.draft(self._history, slots, self._ends, recorded)
         return self.correct
 
     def _charged_lookups(self, wanted: NDArray[np.bool_], plan: Plan) -> NDArray[np.bool_]:
@@ -425,15 +516,14 @@ class ReplayEngine:
         seconds = np.zeros(len(self.proposers))
         for p, info in enumerate(self.proposers):
             part = self.cost.proposers[info.name]
-            if isinstance(part, LookupSeconds):
-                seconds[p] = part.step_fraction * verify_seconds if charged[p] else 0.0
-                continue
+            fraction, depth_seconds, context_seconds = self.cost.charge(part)
             rows = plan.proposer == p
-            if rows.any():
-                depth = int(plan.k[rows].max()) if part.kind == "sequential" else 1
-                seconds[p] = depth * (
-                    part.per_depth_seconds
-                    + part.per_context_token_seconds * float(context[rows].sum())
+            if isinstance(part, LookupSeconds):
+                seconds[p] = fraction * verify_seconds if charged[p] else 0.0
+            elif rows.any():
+                forwards = int(plan.k[rows].max()) if info.kind == "sequential" else 1
+                seconds[p] = fraction * verify_seconds + forwards * (
+                    depth_seconds + context_seconds * float(context[rows].sum())
                 )
         return seconds
 

@@ -308,6 +308,7 @@ def select_drafted(
 ) -> int:
     """The model drafts whose confidence is known: limits [p, n] and proposers [n], -1 for others.
 
+    It is known if the last token's is: a composite may know that of its later tokens alone.
     Returns their number.
     """
     limits[:] = 0
@@ -315,7 +316,8 @@ def select_drafted(
     count = 0
     for i in range(proposer.shape[0]):
         p = proposer[i]
-        if p >= 0 and not lookup[p] and verify[i] > 0 and not np.isnan(confidence[i, 0]):
+        last = verify[i] - 1
+        if p >= 0 and not lookup[p] and last >= 0 and not np.isnan(confidence[i, last]):
             limits[p, i] = verify[i]
             models[i] = p
             count += 1

@@ -13,10 +13,17 @@ _WINDOW = 25
 _RIVAL_COLORS = "tab20"
 
 
-def draw(path: Path, speeds: Mapping[str, Sequence[float]], timeline: dict[str, Any]) -> None:
+def draw(
+    path: Path,
+    speeds: Mapping[str, Sequence[float]],
+    timeline: dict[str, Any],
+    places: Sequence[str],
+    halves: Mapping[str, Sequence[float]],
+) -> None:
     """``speeds`` are speedups over plain at CONCURRENCY by name, on the mix; the first is ours.
 
-    ``timeline`` is what ``decision_runs.timeline`` returns. Needs matplotlib.
+    ``timeline`` is what ``decision_runs.timeline`` returns; ``halves`` is the ratio to the best
+    fixed choice at ``places`` by half of the requests. Needs matplotlib.
     """
     try:
         import matplotlib
@@ -25,9 +32,10 @@ def draw(path: Path, speeds: Mapping[str, Sequence[float]], timeline: dict[str, 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(
-        1, 2, figsize=(13, 5), gridspec_kw={"width_ratios": (5, 7)}, layout="constrained"
-    )
+    figure = pyplot.figure(figsize=(13, 9), layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=(5, 7), height_ratios=(5, 3))
+    left, right = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[0, 1])
+    below = figure.add_subplot(grid[1, :])
     colors = pyplot.get_cmap(_RIVAL_COLORS)
     for index, (name, values) in enumerate(speeds.items()):
         ours, bound = index == 0, name in ("clairvoyant", "best fixed")
@@ -68,6 +76,12 @@ def draw(path: Path, speeds: Mapping[str, Sequence[float]], timeline: dict[str, 
         right.text(at, 1.01, f" {name}", fontsize=9)
     right.legend(loc="lower left", fontsize=8)
     depth.legend(loc="lower right", fontsize=8)
+    for (half, ratios), marker in zip(halves.items(), "o^v", strict=False):
+        below.plot(range(len(places)), ratios, marker, label=f"{half} lines", alpha=0.8)
+    below.axhline(1.0, color="grey", linewidth=0.8)
+    below.set_xticks(range(len(places)), places, rotation=45, ha="right", fontsize=8)
+    below.set_ylabel("against the best fixed choice")
+    below.legend(fontsize=8)
     figure.savefig(path, dpi=120)
 
 

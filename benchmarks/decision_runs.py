@@ -17,7 +17,13 @@ from autospec.arrivals import Arrival, at_rate, read_arrivals
 from autospec.compiled import compiled
 from autospec.config import Settings, load_settings
 from autospec.controller import Controller
-from autospec.cost_file import CostFile, LookupSeconds, ModelSeconds, StepSeconds, read_cost_file
+from autospec.cost_file import (
+    AppendedSeconds,
+    CostFile,
+    ModelSeconds,
+    StepSeconds,
+    read_cost_file,
+)
 from autospec.fixed_arms import arm_name, fixed_arms, replay_fixed, tabulate
 from autospec.hindsight import (
     BarePolicy,
@@ -32,6 +38,7 @@ from autospec.policy.static import StaticOptions
 from autospec.profile import Profile, load_profile
 from autospec.records import (
     BatchState,
+    Float32Array,
     Float64Array,
     Int16Array,
     Int32Array,
@@ -57,6 +64,8 @@ IN_HINDSIGHT = ("best_fixed", "lookup_first", "clairvoyant", "open_fixed", "slo_
 WORKLOADS = ("chat", "code-edit", "math", "summarize")
 MIX = "mix"
 SEED = 0
+APPENDED = "suffix_after(eagle3)"
+_HEAD_K = 2  # of eagle3's tokens before it
 
 _LIMITS = {1: 150, 8: 400}  # requests of a closed loop; all of them at higher concurrency
 _GRID = {
@@ -64,6 +73,20 @@ _GRID = {
     "lookup_k": (2, 4, 6, 8, 10, 12, 16, 20),
     "model_k": (0, 1, 2, 3, 4, 5, 6, 8),
 }
+_APPENDED_K = (3, 4, 6, 8, 10, 14, 18)
+_STRONGER: Mapping[str, Mapping[str, Any]] = {
+    "ema": {
+        "tiers": [
+            {"min_requests": 1, "candidate_steps": [1, 3, 5]},
+            {"min_requests": 16, "candidate_steps": [2, 3]},
+            {"min_requests": 64, "candidate_steps": [1, 2]},
+        ]
+    },
+    "gate": {"draft_len_schedule": {16: 3, 64: 3, 256: 2}},
+    "heuristic": {"k": 3, "max_k": 3},
+    "bayes": {"window_steps": 50, "trials": 12, "max_k": 5},
+}
+"""Options nearer to what is best here than the shipped defaults are."""
 _RERUN = 4  # of the grid's best ones; one at concurrency 1, where the tables are exact
 _SHIFT = ("code-edit", "math", "chat")
 _SHIFT_BLOCK = 100
@@ -80,6 +103,7 @@ _FIXED_LADDER = (1, 2, 4, 8, 14, 20)
 class _Traces:
     requests: Mapping[str, tuple[TraceRequest, ...]]
     cost: CostFile
+    given: CostFile  # as the file has it: nothing appended
     arrivals: tuple[Arrival, ...]
     settings: Settings
 
@@ -92,9 +116,12 @@ def open_traces(folder: Path, arrivals: Path | None, policy: str) -> None:
     global _traces
     requests = {name: read_traces([folder / f"{name}.jsonl"]) for name in WORKLOADS}
     requests[MIX] = tuple(each for name in WORKLOADS for each in requests[name])
+    given = read_cost_file(folder / "cost.yaml")
+    appended = AppendedSeconds(kind="appended", head="eagle3", head_k=_HEAD_K)
     _traces = _Traces(
         requests,
-        read_cost_file(folder / "cost.yaml"),
+        given.model_copy(update={"proposers": {**given.proposers, APPENDED: appended}}),
+        given,
         () if arrivals is None else read_arrivals(arrivals),
         load_settings(policy),
     )
@@ -117,8 +144,10 @@ def chosen(workload: str, half: str) -> tuple[TraceRequest, ...]:
 
 
 def cost_of(name: str) -> CostFile:
-    """The traces' cost file, or a variant of it."""
+    """The traces' cost file with ``suffix_after(eagle3)``, or a variant; ``given`` is the file."""
     cost = _traces.cost
+    if name == "given":
+        return _traces.given
     if name == "padded":
         return cost.model_copy(update={"shape": "padded"})
     factor = {"base": 1, "token x4": 4, "token x10": 10, "token x100": 100}[name]
@@ -128,11 +157,18 @@ def cost_of(name: str) -> CostFile:
 
 
 def policy_settings(policy: str) -> Settings:
-    """Settings of the policy under test, or of ``name[:proposer]`` as a rival."""
+    """Settings of the policy under test, or of ``name[+][:proposer]`` as a rival.
+
+    With ``+`` it has the options of ``_STRONGER``.
+    """
     if policy == DEFAULT:
         return _traces.settings
     name, _, proposer = policy.partition(":")
-    options = {"name": name, **({"proposer": proposer} if proposer else {})}
+    options: dict[str, Any] = {"name": name.rstrip("+")}
+    if proposer:
+        options["proposer"] = proposer
+    if name.endswith("+"):
+        options.update(_STRONGER[name.rstrip("+")])
     return Settings.model_validate({"version": 1, "max_k": 64, "policy": options})
 
 
@@ -169,7 +205,9 @@ def best_fixed(workload: str, half: str, concurrency: int) -> dict[str, Any]:
     return {"arm": best, "speed": speeds[best], "arms": speeds}
 
 
-def lookup_first(workload: str, half: str, concurrency: int) -> dict[str, Any]:
+def lookup_first(
+    workload: str, half: str, concurrency: int, model: str = "eagle3"
+) -> dict[str, Any]:
     """The whole grid on tables made one request at a time, then its best ones really run.
 
     The tables differ from a run only in which requests have ended before and so are in the
@@ -177,33 +215,34 @@ def lookup_first(workload: str, half: str, concurrency: int) -> dict[str, Any]:
     """
     requests = _requests(workload, half, concurrency)
     cost = _traces.cost
-    lookup, model = (tabulate(requests, cost, name) for name in ("suffix", "eagle3"))
+    lookup, drafts = (tabulate(requests, cost, name) for name in ("suffix", model))
     prompts = np.array([len(each.prompt_token_ids) for each in requests], dtype=np.int32)
     outputs = np.array([len(each.output_token_ids) for each in requests], dtype=np.int32)
-    step, drafting, looking = cost.step, cost.proposers["eagle3"], cost.proposers["suffix"]
-    assert isinstance(drafting, ModelSeconds)
-    assert isinstance(looking, LookupSeconds)
+    step, part = cost.step, cost.proposers[model]
+    fixed = step.fixed_seconds + step.overhead_seconds
     prices = np.array(
         [
-            step.fixed_seconds + step.overhead_seconds,
-            step.per_token_seconds,
-            step.per_context_token_seconds,
-            looking.step_fraction,
-            drafting.per_depth_seconds,
-            drafting.per_context_token_seconds,
+            *(fixed, step.per_token_seconds, step.per_context_token_seconds),
+            cost.charge(cost.proposers["suffix"])[0],
+            *cost.charge(part),
         ]
     )
+    grid = dict(_GRID)
+    by_depth = isinstance(part, ModelSeconds)
+    if not by_depth:
+        grid["model_k"] = _APPENDED_K
     rough: dict[tuple[float, int, int], float] = {}
-    for least, lookup_k, model_k in itertools.product(*_GRID.values()):
+    for least, lookup_k, model_k in itertools.product(*grid.values()):
         rough[least, lookup_k, model_k] = hybrid_tokens_per_second(
             lookup.drafted, lookup.correct, lookup.confidence >= least, lookup_k,
-            model.correct, model_k, prompts, outputs, concurrency, prices,
+            drafts.drafted, drafts.correct, model_k, by_depth,
+            prompts, outputs, concurrency, prices,
         )  # fmt: skip
-    reruns = 1 if concurrency == 1 else _RERUN
+    reruns = 1 if concurrency == 1 and by_depth else _RERUN
     speeds = {}
     for least, lookup_k, model_k in sorted(rough, key=rough.__getitem__)[-reruns:]:
         options = LookupFirstOptions(
-            model="eagle3", min_confidence=least, lookup_k=lookup_k, model_k=model_k
+            model=model, min_confidence=least, lookup_k=lookup_k, model_k=model_k
         )
         result = replay_bare(requests, cost, options, concurrency)
         speeds[f"{least:g}, {lookup_k}, {model_k}"] = result.tokens_per_second
@@ -217,8 +256,10 @@ def hybrid_tokens_per_second(
     right: Int16Array,
     sure: NDArray[np.bool_],
     lookup_k: int,
+    drafted: Int16Array,
     accepted: Int16Array,
     model_k: int,
+    by_depth: bool,
     prompts: Int32Array,
     outputs: Int32Array,
     concurrency: int,
@@ -227,7 +268,7 @@ def hybrid_tokens_per_second(
     """``lookup_first`` on tables [requests, positions], on a packed engine.
 
     ``prices`` are seconds per step, token and context token, the lookup's share of the forward, and
-    the model's seconds per depth and per depth and context token.
+    the model's share, seconds per forward and per forward and context token.
     """
     running = np.empty(concurrency, dtype=np.int64)
     done = np.zeros(prompts.shape[0], dtype=np.int64)
@@ -251,11 +292,11 @@ def hybrid_tokens_per_second(
                 verify = min(lookup_k, min(int(looked_up[r, at]), room))
                 kept = min(verify, int(right[r, at]))
             else:
-                verify = min(model_k, room)
+                verify = min(model_k, min(int(drafted[r, at]), room))
                 kept = min(verify, int(accepted[r, at]))
                 if verify > 0:
                     drafting_context += prompts[r] + at
-                    depth = max(depth, verify)
+                    depth = max(depth, verify if by_depth else 1)
             paid += 1 + verify
             done[r] += kept + 1
             tokens += kept + 1
@@ -264,7 +305,8 @@ def hybrid_tokens_per_second(
                 left_over += 1
         n = left_over
         forward = prices[0] + prices[1] * paid + prices[2] * context
-        seconds += forward * (1.0 + prices[3]) + depth * (prices[4] + prices[5] * drafting_context)
+        seconds += forward * (1.0 + prices[3] + (prices[4] if depth > 0 else 0.0))
+        seconds += depth * (prices[5] + prices[6] * drafting_context)
 
 
 def clairvoyant(workload: str, half: str, concurrency: int) -> dict[str, Any]:
@@ -386,7 +428,7 @@ def ten_times(half: str, concurrency: int) -> dict[str, Any]:
     )
     later = cost.model_copy(update={"proposers": {**cost.proposers, "eagle3": dear}})
     changed = _drive(requests, concurrency, later=(middle, later))
-    names = tuple(name for name in cost.proposers if name != "eagle3")
+    names = tuple(name for name in cost.proposers if name not in ("eagle3", APPENDED))
     allowed = _traces.settings.proposers
     if allowed is not None:
         names = tuple(name for name in names if name in allowed)
@@ -419,6 +461,11 @@ class Tap:
     def plan(self, batch: BatchState) -> Plan:
         """Passed on and kept."""
         self.plan_made = self._controller.plan(batch)
+        return self.plan_made
+
+    def trim(self, plan: Plan, drafted: Int16Array, confidence: Float32Array) -> Plan:
+        """Passed on and kept."""
+        self.plan_made = self._controller.trim(plan, drafted, confidence)
         return self.plan_made
 
     def observe(self, plan: Plan, result: StepResult) -> None:

@@ -45,12 +45,22 @@ RIVALS = (
     "nightjar",
     "hedge",
     "bayes",
+    "ema+:eagle3",
+    "gate+:eagle3",
+    "heuristic+:eagle3",
+    "bayes+",
 )
+"""``+`` has options nearer to what is best on these traces (decision_runs)."""
+CHOOSING = ("ucb", "exp3", "thompson", "nightjar", "hedge", "bayes+")
+"""Rivals that choose among proposers, and so are also run with the appended one."""
 COSTS = ("base", "token x4", "token x10", "padded")
 RATES = (0.2, 0.5, 0.8, 1.0, 1.2, 1.5)
 BEHAVIOR_CONCURRENCY = (1, 8, 32)
 DEADLINES = ((0.5, 6.0), (0.8, 8.0), (0.8, 12.0), (1.0, 12.0))
 """(share of plain's capacity, milliseconds per output token)."""
+
+APPENDING = {"base": "", "given": ", nothing appended"}
+"""Costs of decision_runs with and without the appended proposer, and what cells call them."""
 
 MIX_BOUNDS = {1: 1.36, 8: 1.22, 32: 1.18, 128: 1.07}
 
@@ -139,6 +149,7 @@ class Runs:
 _CODE: dict[tuple[tuple[str, ...], str], str] = {}
 _ENGINE = (
     "replay.py",
+    "cost_file.py",
     "hindsight.py",
     "fixed_arms.py",
     "trace.py",
@@ -169,7 +180,7 @@ def _code(settings: str, name: str, arguments: tuple[Any, ...]) -> str:
     if name in decision_runs.IN_HINDSIGHT or "plain" in arguments:
         files, text = _ENGINE, ""
     elif name == "closed" and arguments[0] != decision_runs.DEFAULT:
-        rival = str(arguments[0]).partition(":")[0]
+        rival = str(arguments[0]).partition(":")[0].rstrip("+")
         files, text = (*_ENGINE, f"policy/{rival}.py", "policy/arms.py"), ""
     if (files, text) not in _CODE:
         package = Path(decision_runs.__file__).parent.parent / "autospec"
@@ -212,30 +223,50 @@ def _label(place: tuple[str, str, int]) -> str:
 
 
 def fixed_specs(options: argparse.Namespace) -> list[Spec]:
-    specs = [_adaptive(place) for place in _places(options)]
+    specs = [_adaptive(place, cost) for cost in APPENDING for place in _places(options)]
     return specs + [("best_fixed", place) for place in _places(options)]
 
 
 def fixed_cells(runs: Runs, options: argparse.Namespace) -> Iterator[Cell]:
-    for place in _places(options):
-        speed = runs[_adaptive(place)]["speed"]
-        best = runs["best_fixed", place]
-        bound = MIX_BOUNDS[place[2]] if place[0] == MIX else 0.985
-        note = f"{speed:.0f} tokens/s against {best['arm']} {best['speed']:.0f}"
-        yield Cell("best fixed", _label(place), speed / best["speed"], bound, note=note)
+    for cost, title in APPENDING.items():
+        for place in _places(options):
+            speed = runs[_adaptive(place, cost)]["speed"]
+            arm, best = _best_fixed(runs, place, cost)
+            bound = MIX_BOUNDS[place[2]] if place[0] == MIX else 0.985
+            note = f"{speed:.0f} tokens/s against {arm} {best:.0f}"
+            yield Cell(f"best fixed{title}", _label(place), speed / best, bound, note=note)
+
+
+def _best_fixed(runs: Runs, place: tuple[str, str, int], cost: str) -> tuple[str, float]:
+    """The best arm and its speed, of those that the cost file has."""
+    arms: dict[str, float] = runs["best_fixed", place]["arms"]
+    if cost == "given":
+        arms = {n: v for n, v in arms.items() if not n.startswith(decision_runs.APPENDED)}
+    best = max(arms, key=arms.__getitem__)
+    return best, arms[best]
 
 
 def lookup_specs(options: argparse.Namespace) -> list[Spec]:
-    specs = [_adaptive(place) for place in _places(options)]
-    return specs + [("lookup_first", place) for place in _places(options)]
+    specs = [_adaptive(place, cost) for cost in APPENDING for place in _places(options)]
+    specs += [("lookup_first", place) for place in _places(options)]
+    return specs + [
+        ("lookup_first", (*place, decision_runs.APPENDED)) for place in _places(options)
+    ]
 
 
 def lookup_cells(runs: Runs, options: argparse.Namespace) -> Iterator[Cell]:
+    for cost, title in APPENDING.items():
+        for place in _places(options):
+            best = runs["lookup_first", place]
+            ratio = runs[_adaptive(place, cost)]["speed"] / best["speed"]
+            bound = 1.02 if place[0] == MIX else 0.985
+            name = f"lookup first in hindsight{title}"
+            yield Cell(name, _label(place), ratio, bound, note=best["options"])
     for place in _places(options):
-        best = runs["lookup_first", place]
+        best = runs["lookup_first", (*place, decision_runs.APPENDED)]
         ratio = runs[_adaptive(place)]["speed"] / best["speed"]
-        bound = 1.02 if place[0] == MIX else 0.985
-        yield Cell("lookup first in hindsight", _label(place), ratio, bound, note=best["options"])
+        name = f"lookup first, else {decision_runs.APPENDED}, in hindsight"
+        yield Cell(name, _label(place), ratio, note=best["options"])
 
 
 def plain_specs(options: argparse.Namespace) -> list[Spec]:
@@ -257,7 +288,9 @@ def plain_cells(runs: Runs, options: argparse.Namespace) -> Iterator[Cell]:
 
 def rival_specs(options: argparse.Namespace) -> list[Spec]:
     places = [(MIX, half, b) for half in options.halves for b in CONCURRENCY]
-    return [_closed(p, place) for place in places for p in (*RIVALS, decision_runs.DEFAULT)]
+    specs = [_closed(rival, place, "given") for place in places for rival in RIVALS]
+    specs += [_closed(rival, place) for place in places for rival in CHOOSING]
+    return specs + [_adaptive(place) for place in places]
 
 
 def rival_cells(runs: Runs, options: argparse.Namespace) -> Iterator[Cell]:
@@ -266,8 +299,12 @@ def rival_cells(runs: Runs, options: argparse.Namespace) -> Iterator[Cell]:
             place = (MIX, half, concurrency)
             speed = runs[_adaptive(place)]["speed"]
             for rival in RIVALS:
-                other = runs[_closed(rival, place)]["speed"]
+                other = runs[_closed(rival, place, "given")]["speed"]
                 yield Cell("rivals", f"{_label(place)} {rival}", speed / other, 1.02)
+            for rival in CHOOSING:
+                other = runs[_closed(rival, place)]["speed"]
+                name = f"{_label(place)} {rival} with {decision_runs.APPENDED}"
+                yield Cell("rivals", name, speed / other, 1.02)
 
 
 def clairvoyant_specs(options: argparse.Namespace) -> list[Spec]:
@@ -497,20 +534,27 @@ def main() -> None:
     save()
     print(table(cells))
     if options.plot is not None:
-        draw(runs, options.plot, save)
+        draw(runs, options, save)
 
 
-def draw(runs: Runs, path: Path, save: Callable[[], None]) -> None:
+def draw(runs: Runs, options: argparse.Namespace, save: Callable[[], None]) -> None:
     """Make the runs that the figure shows and draw it."""
     places = [(MIX, "all", b) for b in CONCURRENCY]
     names = {"AutoSpec": decision_runs.DEFAULT, **{rival: rival for rival in RIVALS}}
-    specs = {name: [_closed(policy, place) for place in places] for name, policy in names.items()}
+    specs = {
+        name: [
+            _closed(policy, place, "base" if policy == decision_runs.DEFAULT else "given")
+            for place in places
+        ]
+        for name, policy in names.items()
+    }
     specs["lookup first"] = [("lookup_first", place) for place in places]
     specs["best fixed"] = [("best_fixed", place) for place in places]
     specs["clairvoyant"] = [("clairvoyant", place) for place in places]
     plain = [_closed("plain", place) for place in places]
     timeline = decision_plot.timeline_spec()
-    runs.make([*plain, timeline, *(spec for group in specs.values() for spec in group)], save)
+    needed = [*plain, timeline, *(spec for group in specs.values() for spec in group)]
+    runs.make([*needed, *fixed_specs(options)], save)
     speeds = {
         name: [
             runs[spec]["speed"] / runs[reference]["speed"]
@@ -518,7 +562,16 @@ def draw(runs: Runs, path: Path, save: Callable[[], None]) -> None:
         ]
         for name, group in specs.items()
     }
-    decision_plot.draw(path, speeds, runs[timeline])
+    halves = {
+        half: [
+            runs[_adaptive(place)]["speed"] / runs["best_fixed", place]["speed"]
+            for place in _places(options)
+            if place[1] == half
+        ]
+        for half in options.halves
+    }
+    labels = [_label(place) for place in _places(options) if place[1] == "all"]
+    decision_plot.draw(options.plot, speeds, runs[timeline], labels, halves)
 
 
 def _cell_json(cell: Cell) -> Mapping[str, Any]:

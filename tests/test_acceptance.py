@@ -63,6 +63,9 @@ class Rows:
         committed: int | None = None,
         matched: int = -1,
         known: bool = True,
+        asked: int | None = None,
+        drafted: int | None = None,
+        expected: float | None = None,
     ) -> int:
         """Teach the same outcome to every row, or one outcome a row."""
         n = len(self.slots)
@@ -81,6 +84,9 @@ class Rows:
             self.offers,
             self.bins,
             self.hazards,
+            None if asked is None else np.full(n, asked, dtype=np.int16),
+            None if drafted is None else np.full(n, drafted, dtype=np.int16),
+            None if expected is None else np.full_like(self.hazards, expected),
         )
 
     def _rows(self) -> tuple[Int32Array, Int32Array, Int32Array]:
@@ -292,6 +298,47 @@ def test_drift_is_noticed_and_forgets_the_old_rate() -> None:
     assert alarms >= 1
     assert table.trials[1, MODEL].sum() < 0.5 * weight
     assert Rows(table, [2]).hazards[0, MODEL, 0] < 0.5
+
+
+def test_many_requests_that_begin_alike_are_no_drift() -> None:
+    table = make_table()
+    for _ in range(500):
+        Rows(table, [1]).learn(1, 1)
+        table.start(1)
+    # all rows of one step fail at once: one observation of what they share, not thirty-one
+    assert Rows(table, list(range(1, SLOTS)), last_token=7).learn(1, 0) == 0
+    table.start(2)
+    assert Rows(table, [2]).hazards[0, MODEL, 0] > 0.8
+
+
+@pytest.mark.parametrize("drafted, hits", [(4, 0.25), (2, 0.0)])
+def test_a_draft_that_was_cut_counts_by_what_was_expected_of_it(drafted: int, hits: float) -> None:
+    table = make_table()
+    Rows(table, [1]).learn(2, 2, asked=6, drafted=drafted, expected=0.25)
+    successes, trials = counted(table, 1, MODEL)
+    assert trials[:4] == [1, 1, 1, 0]
+    assert successes[:4] == [1, 1, hits, 0]
+
+
+def test_a_rejected_draft_says_nothing_of_what_was_cut() -> None:
+    table = make_table()
+    Rows(table, [1]).learn(2, 1, asked=6, drafted=4, expected=0.25)
+    assert counted(table, 1, MODEL) == ([1, 0, *[0] * 6], [1, 1, *[0] * 6])
+
+
+def test_without_a_confidence_the_earlier_hazard_stands() -> None:
+    table = make_table()
+    rows = Rows(table, [1])
+    confidence = np.full((1, K), np.nan, dtype=np.float32)
+    confidence[0, 2:] = 0.95
+    limits = np.array([[0], [4]], dtype=np.int16)
+    table.draft_evidence(confidence, limits, rows.bins)
+    before = np.full((1, 2, K), 0.37, dtype=np.float32)
+    table.hazards(*rows._rows(), limits, rows.bins, before)
+    assert before[0, MODEL, :2].tolist() == pytest.approx([0.37, 0.37])
+    assert before[0, MODEL, 2] != pytest.approx(0.37)
+    rows.learn(4, 4)
+    assert counted(table, 1, MODEL)[1][:4] == [0, 0, 1, 1]
 
 
 def test_steady_acceptance_raises_no_drift_alarm() -> None:

@@ -35,6 +35,7 @@ from autospec.replay import (
     Finished,
     Percentiles,
     ReplayEngine,
+    make_controller,
     make_engine,
     replay_closed,
     replay_open,
@@ -122,6 +123,7 @@ class Watch:
         self._inner = BarePolicy(options, engine)
         self.batches: list[BatchState] = []
         self.results: list[StepResult] = []
+        self.drafted: list[tuple[NDArray[np.int16], NDArray[np.float32]]] = []
         self.requests: list[Request] = []
 
     def start(self, request: Request) -> int:
@@ -137,6 +139,10 @@ class Watch:
     def plan(self, batch: BatchState) -> Plan:
         self.batches.append(batch)
         return self._inner.plan(batch)
+
+    def trim(self, plan: Plan, drafted: NDArray[np.int16], confidence: NDArray[np.float32]) -> Plan:
+        self.drafted.append((drafted, confidence))
+        return self._inner.trim(plan, drafted, confidence)
 
     def observe(self, plan: Plan, result: StepResult) -> None:
         self.results.append(result)
@@ -218,6 +224,62 @@ def test_lookups_that_nobody_wants_are_free() -> None:
     result = run_closed(engine, watch, [FIRST], 1)
     assert result.seconds == pytest.approx(sum(step_seconds(1, c) for c in range(3, 9)))
     assert all(r.matched is not None and r.matched.tolist() == [[-1]] for r in watch.results)
+
+
+APPENDED: dict[str, Any] = {
+    "model": {"kind": "sequential", "per_depth_seconds": DEPTH, "max_k": 4},
+    "suffix": {"kind": "lookup", "step_fraction": 0.1, "max_k": 6},
+    "both": {"kind": "appended", "head": "model", "head_k": 2, "max_k": 6},
+}
+
+
+def test_a_lookup_goes_on_from_a_models_draft() -> None:
+    # At position 0 the model is right about 1, 2; the prompt then says 3, 4, 9, the output 3, 4, 5.
+    # At position 5 the model is wrong at once, and what follows is lost.
+    asked = request("a", [1, 2, 3, 4, 9, 9, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9], [2] + [0] * 8)
+    engine = make_engine([asked], cost_file(**APPENDED), 1)
+    watch = Watch(StaticOptions(proposer="both", k=5), engine)
+    run_closed(engine, watch, [asked], 1)
+    drafted, confidence = watch.drafted[0]
+    assert drafted.tolist() == [5]
+    assert np.isnan(confidence[0, :2]).all()
+    assert (confidence[0, 2:5] > 0.0).all()
+    first, second = watch.results[:2]
+    assert (int(first.verified[0]), int(first.accepted[0]), int(first.committed[0])) == (5, 4, 5)
+    assert (int(second.accepted[0]), int(second.committed[0])) == (0, 1)
+    forward = step_seconds(1 + 5, 7)
+    assert first.draft_seconds is not None
+    assert first.draft_seconds.tolist() == pytest.approx([0.0, 0.0, 2 * DEPTH + 0.1 * forward])
+    assert first.step_seconds == pytest.approx(1.1 * forward + 2 * DEPTH)
+
+
+def test_the_controller_cuts_what_is_appended_by_its_confidence() -> None:
+    rng = np.random.default_rng(0)
+    passage = rng.integers(100, 200, 40).tolist()
+    outputs = [passage[at : at + 30] for at in (0, 5, 10)]
+    asked = [request(str(i), passage, output, [2] * 30) for i, output in enumerate(outputs)]
+    engine = make_engine(asked, cost_file(**APPENDED), 1)
+    settings = Settings.model_validate({"version": 1, "proposers": ["both"]})
+    result = run_closed(engine, make_controller(engine, settings), asked, 1)
+    # the model's two alone would make it three tokens a step
+    assert result.tokens / result.steps > 4.0
+
+
+@pytest.mark.parametrize(
+    "changes,said",
+    [
+        ({"head": "nobody"}, "nobody"),
+        ({"head": "suffix"}, "suffix"),
+        ({"head_k": 6}, "max_k 6 must be above head_k 6"),
+    ],
+)
+def test_a_cost_file_names_what_is_wrong_with_an_appended_lookup(
+    changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        cost_file(**{**APPENDED, "both": {**APPENDED["both"], **changes}})
+    with pytest.raises(ValueError, match="needs the lookup 'suffix'"):
+        cost_file(model=APPENDED["model"], both=APPENDED["both"])
 
 
 @pytest.mark.parametrize(
@@ -334,6 +396,19 @@ def test_every_k_at_once_is_as_one_by_one(
         alone = replay_bare(requests, cost, result.arm, concurrency)
         assert (result.tokens, result.steps) == (alone.tokens, alone.steps)
         assert result.seconds == pytest.approx(alone.seconds, rel=1e-12)
+
+
+def test_the_best_k_of_an_appended_lookup_are_really_run() -> None:
+    requests = random_requests(7, tokens=24)
+    cost = cost_file(**APPENDED)
+    arms = [arm for arm in fixed_arms(requests, cost) if arm.proposer == "both"]
+    assert [arm.k for arm in arms] == [3, 4, 5, 6]
+    alone = {arm.k: replay_bare(requests, cost, arm, 1).tokens_per_second for arm in arms}
+    found = {r.arm.k: r.tokens_per_second for r in replay_fixed(requests, cost, "both", 1)}
+    assert len(found) == 3
+    assert max(found.values()) == pytest.approx(max(alone.values()))
+    for k, speed in found.items():
+        assert speed == pytest.approx(alone[k])
 
 
 def test_clairvoyant_by_hand() -> None:

@@ -124,6 +124,7 @@ def _propose(
     tokens: Int32Array,
     lengths: Int32Array,
     slots: Int32Array,
+    tail: int,
     min_match: int,
     max_match: int,
     max_k: int,
@@ -144,6 +145,7 @@ def _propose(
 ) -> int:
     """Catch up and draft for every row; returns how many slots were out of range.
 
+    The last ``tail`` tokens of a text are matched but not indexed.
     A source is the position after a match: in the slot's own text if not negative, else
     ``-1 - source`` in the cache.
     """
@@ -158,7 +160,7 @@ def _propose(
             refused += 1
             continue
         length = min(lengths[slot], tokens.shape[1])
-        _catch_up(tokens, slot, length, min_match, heads, links, indexed)
+        _catch_up(tokens, slot, length - tail, min_match, heads, links, indexed)
         if length < min_match:
             continue
         hashed = window_hash(tokens, slot, length, min_match)
@@ -342,9 +344,10 @@ class SuffixProposer:
         self._heads[slot] = 0
         self._indexed[slot] = 0
 
-    def propose(self, history: History, slots: Int32Array, out: Drafts) -> None:
+    def propose(self, history: History, slots: Int32Array, out: Drafts, tail: int = 0) -> None:
         """Draft for the requests in ``slots`` [n], writing into ``out``.
 
+        The last ``tail`` tokens of each are somebody's draft: gone on from, but not remembered.
         Raises InputError when arrays or slots do not fit; rows of good slots are written anyway.
         """
         check_arrays(self.info.name, self._slots, self._capacity, history)
@@ -353,6 +356,7 @@ class SuffixProposer:
             history.tokens,
             history.lengths,
             slots,
+            tail,
             self._min_match,
             self._max_match,
             self.info.max_k,

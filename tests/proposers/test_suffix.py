@@ -228,3 +228,16 @@ def test_impossible_settings_are_refused() -> None:
         SuffixProposer(1, 64, max_walk=0)
     with pytest.raises(InputError, match="max_match is 1, below min_match 2"):
         SuffixProposer(1, 64, max_match=1)
+
+
+def test_a_tail_is_gone_on_from_and_forgotten() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    proposer = SuffixProposer(1, 64, max_k=K)
+    assert propose(proposer, single([*text, 9])) == []
+    tail = single([*text, 9, 3, 4])
+    out = Drafts(np.zeros((1, K), np.int32), np.zeros(1, np.int16), np.zeros((1, K), np.float32))
+    proposer.propose(tail, np.zeros(1, np.int32), out, tail=2)
+    assert out.tokens[0, :4].tolist() == [5, 6, 7, 8]
+    # the draft was wrong: what really followed is as if it had never been there
+    went_on = single([*text, 9, 5, 6])
+    assert propose(proposer, went_on) == propose(SuffixProposer(1, 64, max_k=K), went_on)
