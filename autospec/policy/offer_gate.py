@@ -12,6 +12,8 @@ from autospec.compiled import compiled
 from autospec.records import Float64Array, Int16Array
 
 _WINDOW_STEPS = 128.0
+_STEP_ROWS = 20.0  # requests that make a step count for one; more tell as much in fewer steps
+_MOST_WEIGHT = 8.0
 _LOOK_STEPS = 32
 _FIRST_PAUSE_STEPS = 64
 _MAX_PAUSE_STEPS = 512
@@ -25,6 +27,7 @@ def _weigh(
     lookup: NDArray[np.bool_],
     expected: Float64Array,
     cost: Float64Array,
+    weight: float,
     is_open: NDArray[np.bool_],
     realized: Float64Array,
     balance: Float64Array,
@@ -49,9 +52,10 @@ def _weigh(
     for p in range(lookup.shape[0]):
         if is_open[p]:
             gain = min(expected[p], realized[p]) - cost[p]
-            spread[p] += ((gain - balance[p]) ** 2 - spread[p]) / _WINDOW_STEPS
-            balance[p] += (gain - balance[p]) / _WINDOW_STEPS
-            seen[p] += 1.0
+            rate = weight / _WINDOW_STEPS
+            spread[p] += ((gain - balance[p]) ** 2 - spread[p]) * rate
+            balance[p] += (gain - balance[p]) * rate
+            seen[p] += weight
             ripe = ripe or seen[p] >= _WINDOW_STEPS
         elif lookup[p]:
             paused = True
@@ -79,6 +83,7 @@ class OfferGate:
         self._pause = np.zeros(count, dtype=np.int64)
         self._next_pause = np.full(count, _FIRST_PAUSE_STEPS, dtype=np.int64)
         self._open = lookup.copy()
+        self._weight = 1.0  # of a step
 
     def open(self) -> NDArray[np.bool_]:
         """Which lookups should draft for the next plan [p]."""
@@ -99,9 +104,10 @@ class OfferGate:
     ) -> None:
         """The step is over; ``cost`` is each proposer's time in tokens at the going rate."""
         is_open = self._open
+        self._weight = min(max(1.0, len(proposer) / _STEP_ROWS), _MOST_WEIGHT)
         is_ripe, is_paused = _weigh(
-            proposer, accepted, matched, self._lookup, self._expected, cost, is_open,
-            self._realized, self._balance, self._spread, self._seen,
+            proposer, accepted, matched, self._lookup, self._expected, cost, self._weight,
+            is_open, self._realized, self._balance, self._spread, self._seen,
         )  # fmt: skip
         if is_paused:
             self._pause[self._lookup & ~is_open] -= 1
@@ -121,7 +127,7 @@ class OfferGate:
         ripe = self._open & (self._seen >= _WINDOW_STEPS)
         self._seen[ripe] = _WINDOW_STEPS - _LOOK_STEPS
         is_alone = np.count_nonzero(self._open) == 1
-        error = 0.0 if is_alone else np.sqrt(self._spread / (2.0 * _WINDOW_STEPS))
+        error = 0.0 if is_alone else np.sqrt(self._spread * self._weight / (2.0 * _WINDOW_STEPS))
         failing = ripe & (self._balance < error)
         self._next_pause[ripe & ~failing] = _FIRST_PAUSE_STEPS
         if failing.any():

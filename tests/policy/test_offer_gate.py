@@ -107,6 +107,25 @@ def test_a_lookup_that_pays_again_comes_back() -> None:
     assert open_share(gate, 1000, **good)[0] == 1.0
 
 
+def test_many_requests_tell_sooner() -> None:
+    pauses = []
+    for rows in (1, 100):
+        gate = OfferGate(LOOKUPS)
+        steps = 0
+        while gate.open()[0] and steps < 200:
+            gate.expect(np.zeros(3), np.zeros(3))
+            gate.note(
+                np.full(rows, -1, dtype=np.int16),
+                np.zeros(rows, dtype=np.int16),
+                np.full((3, rows), -1, dtype=np.int16),
+                np.array([0.5, 0.0, 0.0]),
+            )
+            steps += 1
+        pauses.append(steps)
+    assert pauses[0] == 128
+    assert pauses[1] < 32
+
+
 def test_state_survives_json() -> None:
     gate, again = OfferGate(LOOKUPS), OfferGate(LOOKUPS)
     outcome = {"expected": [0.0, 0.0, 0.0], "accepted": [0], "cost": [0.5, 0.2, 0.0]}
