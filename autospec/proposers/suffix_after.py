@@ -45,15 +45,11 @@ class SuffixAfter:
         self.info = ProposerInfo(
             name, "parallel", head_k + suffix.info.max_k, needs_state=head.info.needs_state
         )
+        self.hidden_layers = head.hidden_layers
         self._head = head
         self._suffix = suffix
         self._head_k = head_k
         self._shared = shared
-
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        """Those of the head."""
-        return self._head.hidden_layers
 
     def attach(self, target: CausalModel, cache: SlotCache) -> None:
         """Passed on to the head."""

@@ -121,6 +121,7 @@ class ScriptedController:
     started: int = 0
     fixed_k: int | None = None
     wants: bool = True
+    choices: NDArray[np.int16] | None = None  # proposers to choose among, -1 for none
 
     def start(self, request: Request) -> int:
         self.started += 1
@@ -132,6 +133,8 @@ class ScriptedController:
         self.states.append(state)
         num_rows = len(state.handles)
         proposer = self.rng.integers(-1, self.num_proposers, num_rows).astype(np.int16)
+        if self.choices is not None:
+            proposer = self.rng.choice(self.choices, num_rows)
         k = self.rng.integers(0, self.k_max + 1, num_rows).astype(np.int16)
         if self.fixed_k is not None:
             proposer[:], k[:] = 0, self.fixed_k

@@ -22,7 +22,11 @@ from tests.proposers.head_folders import Tensors, write_head
 HIDDEN = int(SIZES["hidden_size"])
 HEADS, KV_HEADS, HEAD_DIM, INNER = 2, 1, 12, 20
 THETA, EPSILON = 5000.0, 1e-5
-DRAFT_VOCAB = 17
+
+
+def draft_vocab(vocab: int) -> int:
+    """How many tokens the EAGLE-3 heads here know."""
+    return vocab - vocab // 4
 
 
 def target_model(seed: int = 0, layers: int = 6) -> PreTrainedModel:
@@ -38,7 +42,7 @@ def target_model(seed: int = 0, layers: int = 6) -> PreTrainedModel:
     return model
 
 
-def layer_settings(hidden: int = HIDDEN, layers: int = 1) -> dict[str, Any]:
+def layer_settings(hidden: int = HIDDEN, layers: int = 1, vocab: int = VOCAB) -> dict[str, Any]:
     return {
         "model_type": "llama",
         "hidden_size": hidden,
@@ -51,7 +55,7 @@ def layer_settings(hidden: int = HIDDEN, layers: int = 1) -> dict[str, Any]:
         "rms_norm_eps": EPSILON,
         "rope_theta": THETA,
         "max_position_embeddings": CAPACITY,
-        "vocab_size": VOCAB,
+        "vocab_size": vocab,
     }
 
 
@@ -93,11 +97,18 @@ class Published:
         return cls(write_head(folder, config, tensors), config, tensors)
 
 
-def eagle_1(folder: Path, *, layers: int = 1, biases: bool = False, d2t: bool = False) -> Published:
+def eagle_1(
+    folder: Path,
+    *,
+    layers: int = 1,
+    biases: bool = False,
+    d2t: bool = False,
+    vocab: int = VOCAB,
+) -> Published:
     random = generator(11)
     tensors = {
         "fc.weight": random(HIDDEN, 2 * HIDDEN),
-        "embed_tokens.weight": random(VOCAB, HIDDEN),
+        "embed_tokens.weight": random(vocab, HIDDEN),
     }
     for number in range(layers):
         prefix = f"layers.{number}."
@@ -107,21 +118,22 @@ def eagle_1(folder: Path, *, layers: int = 1, biases: bool = False, d2t: bool = 
     if biases:
         tensors["fc.bias"] = random(HIDDEN)
     if d2t:
-        tensors["d2t"] = draft_offsets()
-    config = {"architectures": ["LlamaForCausalLM"], "bias": biases} | layer_settings(layers=layers)
+        tensors["d2t"] = draft_offsets(vocab)
+    config = {"architectures": ["LlamaForCausalLM"], "bias": biases}
+    config |= layer_settings(layers=layers, vocab=vocab)
     return Published.write(folder, config, tensors)
 
 
-def eagle_3(folder: Path, *, hidden: int = HIDDEN) -> Published:
+def eagle_3(folder: Path, *, hidden: int = HIDDEN, vocab: int = VOCAB) -> Published:
     """``hidden`` other than the target's needs an embedding of its own."""
     random = generator(12)
-    tensors = eagle_3_tensors(random, "midlayer.", hidden)
-    config = layer_settings(hidden) | {
+    tensors = eagle_3_tensors(random, "midlayer.", hidden, vocab)
+    config = layer_settings(hidden, vocab=vocab) | {
         "architectures": ["LlamaForCausalLM"],
-        "draft_vocab_size": DRAFT_VOCAB,
+        "draft_vocab_size": draft_vocab(vocab),
     }
     if hidden != HIDDEN:
-        tensors["embed_tokens.weight"] = random(VOCAB, hidden)
+        tensors["embed_tokens.weight"] = random(vocab, hidden)
         config["target_hidden_size"] = HIDDEN
     return Published.write(folder, config, tensors)
 
@@ -130,14 +142,14 @@ def eagle_3_of_speculators(
     folder: Path, *, layers: int = 1, norm_before_residual: bool = True
 ) -> Published:
     random = generator(13)
-    tensors = eagle_3_tensors(random, "layers.0.", HIDDEN)
+    tensors = eagle_3_tensors(random, "layers.0.", HIDDEN, VOCAB)
     tensors["embed_tokens.weight"] = random(VOCAB, HIDDEN)
     for number in range(1, layers):
         tensors |= layer_tensors(random, f"layers.{number}.", HIDDEN)
         tensors[f"layers.{number}.input_layernorm.weight"] = 1.0 + random(HIDDEN)
     config = {
         "architectures": ["Eagle3Speculator"],
-        "draft_vocab_size": DRAFT_VOCAB,
+        "draft_vocab_size": draft_vocab(VOCAB),
         "eagle_aux_hidden_state_layer_ids": [1, 2, 5],
         "norm_before_residual": norm_before_residual,
         "speculators_config": {
@@ -154,22 +166,22 @@ def eagle_3_of_speculators(
     return Published.write(folder, config, tensors)
 
 
-def eagle_3_tensors(random: Any, first: str, hidden: int) -> Tensors:
+def eagle_3_tensors(random: Any, first: str, hidden: int, vocab: int) -> Tensors:
     tensors = layer_tensors(random, first, 2 * hidden, hidden)
     tensors[f"{first}input_layernorm.weight"] = 1.0 + random(hidden)
     tensors[f"{first}hidden_norm.weight"] = 1.0 + random(hidden)
     tensors["fc.weight"] = random(hidden, 3 * HIDDEN)
     tensors["norm.weight"] = 1.0 + random(hidden)
-    tensors["lm_head.weight"] = 3.0 * random(DRAFT_VOCAB, hidden)
-    tensors["d2t"] = draft_offsets()
-    tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool)
-    tensors["t2d"][draft_offsets() + torch.arange(DRAFT_VOCAB)] = True
+    tensors["lm_head.weight"] = 3.0 * random(draft_vocab(vocab), hidden)
+    tensors["d2t"] = draft_offsets(vocab)
+    tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool)
+    tensors["t2d"][tensors["d2t"] + torch.arange(draft_vocab(vocab))] = True
     return tensors
 
 
-def draft_offsets() -> torch.Tensor:
-    tokens = np.sort(np.random.default_rng(3).permutation(VOCAB)[:DRAFT_VOCAB])
-    return torch.from_numpy(tokens) - torch.arange(DRAFT_VOCAB)
+def draft_offsets(vocab: int) -> torch.Tensor:
+    tokens = np.sort(np.random.default_rng(3).permutation(vocab)[: draft_vocab(vocab)])
+    return torch.from_numpy(tokens) - torch.arange(len(tokens))
 
 
 # The published forwards, one sequence, no cache -------------------------------------------------
@@ -269,7 +281,7 @@ def slow_drafts(
         distributions = []
         known = torch.arange(VOCAB)
         if "d2t" in tensors:
-            known = torch.arange(DRAFT_VOCAB) + tensors["d2t"]
+            known = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
         for _ in range(k):
             embeddings = embedding[torch.tensor(sequence[1:])]
             if is_third:

@@ -29,9 +29,9 @@ from autospec.proposers.eagle_head import CausalSequences, EagleHead, EagleLayou
 from autospec.records import BatchState, Int32Array, Plan
 from tests.engine.tiny_models import CAPACITY, VOCAB, ScriptedController, greedy
 from tests.proposers.eagle_folders import (
-    DRAFT_VOCAB,
     HIDDEN,
     Published,
+    draft_vocab,
     eagle_1,
     eagle_3,
     eagle_3_of_speculators,
@@ -316,8 +316,8 @@ def test_a_configuration_that_does_not_fit(
         ("d2t", None, "tensor d2t is missing"),
         (
             "d2t",
-            torch.full((DRAFT_VOCAB,), VOCAB),
-            rf"tensor d2t maps 17 tokens to 17 from {VOCAB} to {VOCAB + 16}; allowed are different "
+            torch.full((draft_vocab(VOCAB),), VOCAB),
+            rf"tensor d2t maps 18 tokens to 18 from {VOCAB} to {VOCAB + 17}; allowed are different "
             rf"ones from 0 to {VOCAB - 1}",
         ),
         ("t2d", torch.ones(VOCAB, dtype=torch.bool), f"t2d marks {VOCAB} tokens, which are not"),
