@@ -65,14 +65,19 @@ def first_of_each(samples: Sequence[Sample]) -> tuple[Sample, ...]:
 
 
 def find(
-    requests: Sequence[TraceRequest], levels: Sequence[Level], time: StepTime | None
+    samples: Sequence[Sample],
+    levels: Sequence[Level],
+    lowest: Sequence[Sample],
+    time: StepTime | None,
 ) -> Findings:
-    """``levels`` by rising rate, at least one."""
+    """``samples`` are what lookups are tried on, ``lowest`` those of the lowest of the ``levels``,
+    which come by rising rate."""
+    requests = traces(samples)
     low, high = levels[0], levels[-1]
     loads = sorted({*LOADS, *(max(1, round(level.running)) for level in levels)})
     walks = walk(requests) if requests else ()
     workloads = tuple(
-        _workload_facts(requests, walks, name, time, loads) for name in _names(requests)
+        _workload_facts(requests, walks, name, lowest, time, loads) for name in _names(requests)
     )
     found: tuple[Speedup, ...] = ()
     cross: Crossover | None = None
@@ -121,19 +126,28 @@ def _workload_facts(
     requests: Sequence[TraceRequest],
     walks: Sequence[Walks],
     name: str,
+    lowest: Sequence[Sample],
     time: StepTime | None,
     loads: Sequence[int],
 ) -> WorkloadFacts:
     own = [each for each in requests if (each.workload or "default") == name]
+    seen = [each for each in lowest if each.workload == name and each.error is None]
     return WorkloadFacts(
         name,
         len(own),
         float(np.mean([len(each.prompt_token_ids) for each in own])),
         float(np.mean([len(each.output_token_ids) for each in own])),
+        _median([each.ttft for each in seen]),
+        _median([each.tpot for each in seen]),
         repetitiveness(walks, name),
         tuple(one for each in walks for one in acceptance(each, name)),
         () if time is None else speedups(walks, time, loads, name),
     )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return float(np.median(known)) if known else None
 
 
 def _best(walks: Sequence[Walks]) -> Acceptance:

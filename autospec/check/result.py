@@ -27,12 +27,15 @@ Source = Literal["live", "log", "folders"]
 @dataclass(frozen=True, slots=True)
 class WorkloadFacts:
     """One kind of requests. ``repetitiveness`` is the share of output tokens that the better lookup
-    would have drafted right; ``acceptance`` has every lookup at every k."""
+    would have drafted right; ``acceptance`` has every lookup at every k. ``ttft`` and ``tpot`` are
+    medians at the lowest load, in seconds."""
 
     name: str
     requests: int
     prompt_tokens: float
     output_tokens: float
+    ttft: float | None
+    tpot: float | None
     repetitiveness: float
     acceptance: tuple[Acceptance, ...]
     speedups: tuple[Speedup, ...]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from autospec.check.analysis import Findings, find, first_of_each, sensitivity, traces
+from autospec.check.analysis import Findings, find, first_of_each, sensitivity
 from autospec.check.client import Answer, Endpoint, checked_url
 from autospec.check.devices import device_of
 from autospec.check.folders import FolderFacts, folder_facts, model_size
@@ -190,7 +190,7 @@ def _memory(device: str | None) -> tuple[str | None, float | None]:
 def _check_log(options: CheckOptions, path: Path, time: StepTime | None) -> CheckResult:
     samples = read_log(path, _tokenizer(options))
     level = summarize(samples, log_rate(samples), prefill_seconds_per_token(samples))
-    found = find(traces(samples), [level], time)
+    found = find(samples, [level], samples, time)
     notes = []
     if level.shares is None:
         notes.append("the log has no first_token times: where the time goes is not known")
@@ -232,7 +232,7 @@ def _check_live(
     if time is None:
         ladder = [answer.sample for answer in measured.ladder]
         time = measured_time(ladder or base, prefill)
-    found = find(traces(first_of_each(base)), levels, time)
+    found = find(first_of_each(base), levels, first[0][1], time)
     rows: list[Sensitivity] = []
     if len(plan.samplings) > 1:
         shown = [(plan.samplings[0], base)] + [

@@ -29,6 +29,9 @@ def print_result(console: Console, result: CheckResult) -> None:
         console.width = max(console.width, _FILE_WIDTH)
     if result.levels:
         console.print(_load_table(result.levels))
+        for level in result.levels:
+            if told := _server(level):
+                say(console, f"at {level.rate:.3g} requests/s the server says: {told}")
     if result.workloads:
         console.print(_workload_table(result.workloads, result.speedups))
     if result.speedups:
@@ -55,8 +58,8 @@ def print_result(console: Console, result: CheckResult) -> None:
 def _load_table(levels: Sequence[Level]) -> Table:
     table = Table(
         "requests/s", "n", "running", "tokens in", "out", "first token s", "per token ms",
-        "between ms", "end to end s", "tokens/s", "queue", "prefill", "decode", "server",
-        title="load: p50 / p95 / p99",
+        "between ms", "end to end s", "tokens/s", "queue", "prefill", "decode",
+        title="the load; times are p50 / p95 / p99",
     )  # fmt: skip
     for level in levels:
         shares = level.shares
@@ -76,7 +79,6 @@ def _load_table(levels: Sequence[Level]) -> Table:
                 if shares is None
                 else (f"{shares.queue:.0%}", f"{shares.prefill:.0%}", f"{shares.decode:.0%}")
             ),
-            _server(level),
         )
     return table
 
@@ -95,14 +97,14 @@ def _server(level: Level) -> str:
         parts.insert(0, server.engine)
     if level.gpu_use is not None:
         parts.append(f"GPU {level.gpu_use:.0%}")
-    return ", ".join(parts) or "-"
+    return ", ".join(parts)
 
 
 def _workload_table(workloads: Sequence[WorkloadFacts], speedups: Sequence[Speedup]) -> Table:
     loads = [load for load in _SHOWN_LOADS if any(each.running == load for each in speedups)]
     table = Table(
-        "workload", "n", "tokens in", "out", "repeated", "best lookup", "accepted", "tokens/step",
-        *(f"at {load}" for load in loads),
+        "workload", "n", "tokens in", "out", "first token s", "per token ms", "repeated",
+        "best lookup", "accepted", "tokens/step", *(f"at {load}" for load in loads),
         title="what lookups would bring on these outputs; speedup of decoding by running requests",
     )  # fmt: skip
     for workload in workloads:
@@ -112,6 +114,8 @@ def _workload_table(workloads: Sequence[WorkloadFacts], speedups: Sequence[Speed
             str(workload.requests),
             f"{workload.prompt_tokens:.0f}",
             f"{workload.output_tokens:.0f}",
+            "-" if workload.ttft is None else f"{workload.ttft:.3g}",
+            "-" if workload.tpot is None else f"{workload.tpot * 1000:.3g}",
             f"{workload.repetitiveness:.0%}",
             *_acceptance(workload.best),
             *(_speedup(at.get(load)) for load in loads),

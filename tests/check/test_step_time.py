@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from autospec.check.devices import DEVICES, device_of
+from autospec.check.samples import Sample
+from autospec.check.step_time import (
+    FileTime,
+    MeasuredTime,
+    RooflineTime,
+    measured_time,
+    profile_time,
+)
+from autospec.config import load_settings
+from autospec.controller import Controller
+from autospec.cost import StepLoad
+from autospec.cost_file import CostFile, StepSeconds
+from autospec.errors import InputError
+from autospec.profile import Profile
+from autospec.records import EngineInfo, ProposerInfo
+
+
+def served(number: int, first: float, step: float, tokens: int) -> Sample:
+    chunks = tuple(first + step * index for index in range(tokens))
+    return Sample(str(number), "w", first - 0.1, chunks[-1], first, chunks, 100, tokens)
+
+
+def test_steps_are_told_by_the_requests_that_run() -> None:
+    alone = [served(0, 1.0, 0.03, 20)]
+    four = [served(number, 11.0, 0.05, 20) for number in range(4)]
+    time = measured_time([*alone, *four], prefill_seconds=0.001)
+    assert time is not None
+    assert time.running == (1, 4)
+    assert time.median_seconds == pytest.approx((0.03, 0.05))
+    assert time.seconds(1, 0.0, 0.0) == pytest.approx(0.03)
+    assert time.seconds(1, 3.0, 0.0) == pytest.approx(0.05)
+    assert time.seconds(2, 0.25, 0.0) == pytest.approx(0.03 + 1.5 / 3 * 0.02)
+    assert time.most_tokens == 6.0
+    assert "1: 30, 4: 50" in time.source
+
+
+def test_gaps_in_which_a_prompt_is_read_are_left_out() -> None:
+    slow = list(served(0, 1.0, 0.03, 30).chunks)
+    slow[10:] = [time + 0.5 for time in slow[10:]]  # another prompt comes between
+    sample = Sample("0", "w", 0.9, slow[-1], slow[0], tuple(slow), 100, 30)
+    other = Sample("1", "w", slow[9], slow[10], slow[10] - 0.01, (slow[10] - 0.01,), 500, 1)
+    time = measured_time([sample, other], prefill_seconds=0.001)
+    assert time is not None
+    assert max(time.median_seconds) == pytest.approx(0.03)
+
+
+def test_too_little_is_nothing() -> None:
+    assert measured_time([served(0, 1.0, 0.03, 2)], 0.001) is None
+    assert measured_time([], None) is None
+
+
+def test_a_step_is_never_shorter_with_more_tokens() -> None:
+    time = MeasuredTime((1, 2, 4), (0.03, 0.028, 0.04))
+    assert time.seconds(2, 0.0, 0.0) == 0.03
+
+
+def test_cost_files_of_every_shape() -> None:
+    step = StepSeconds(fixed_seconds=1.0, per_token_seconds=0.1, per_context_token_seconds=0.01)
+    packed = FileTime(CostFile(shape="packed", step=step, proposers={}), "c")
+    assert packed.seconds(4, 1.5, 10) == pytest.approx(1.0 + 0.1 * 10 + 0.01 * 40)
+    stepped = FileTime(
+        CostFile(shape="stepped", captured_sizes=(8, 16), step=step, proposers={}), "c"
+    )
+    assert stepped.seconds(4, 1.5, 0) == pytest.approx(1.0 + 0.1 * 16)
+    assert stepped.lookup_share("ngram") == 0.0
+
+
+def test_a_data_sheet_is_a_roofline() -> None:
+    device = device_of("H100-SXM")
+    time = RooflineTime(device, 16e9, 8e9, 131072.0)
+    assert time.seconds(1, 0.0, 0.0) == pytest.approx(16e9 / 3.35e12)
+    assert time.seconds(1, 7.0, 1000.0) == pytest.approx((16e9 + 131072e3) / 3.35e12)
+    assert time.seconds(512, 7.0, 0.0) == pytest.approx(2 * 8e9 * 4096 / 989e12)
+    assert "not measured" in time.source
+    with pytest.raises(InputError, match="no data sheet for 'h101'; there are a100"):
+        device_of("h101")
+    assert all(each.source.startswith("https://") for each in DEVICES)
+
+
+def test_a_profile_tells_the_steps_it_has_seen() -> None:
+    engine = EngineInfo("m", "embedded", "1", "cpu", "float32")
+    controller = Controller(load_settings("default"), [ProposerInfo("ngram", "lookup", 8)], engine)
+    cost = controller.learned.cost
+    nothing = np.zeros(1)
+    for _ in range(60):
+        for running in (1, 2, 4, 8):
+            for k in (0, 2):
+                tokens = running * (1 + k)
+                load = StepLoad(tokens, running, 100 * running, k > 0, nothing, nothing, nothing)
+                cost.observe(load, 0.02 + 0.002 * tokens, None)
+    profile = controller.learned.take_fresh(controller.workloads.labels, "test", 0.0)
+    time = profile_time(profile, "p.json")
+    assert time.seconds(1, 0.0, 100.0) == pytest.approx(0.022, rel=0.05)
+    assert time.seconds(4, 2.0, 100.0) == pytest.approx(0.044, rel=0.05)
+    assert time.most_tokens == 32.0
+    empty = Profile(
+        profile.identity, profile.acceptance_layout, profile.cost_layout, {}, {}, (), 0.0
+    )
+    with pytest.raises(InputError, match=r"p\.json: the profile holds no step times"):
+        profile_time(empty, "p.json")
