@@ -22,7 +22,9 @@ from autospec.policy.going_rate import GoingRate
 from autospec.policy.offer_gate import OfferGate
 from autospec.records import Float32Array, Float64Array, Int16Array, ProposerInfo
 
-_MOST_WEIGHT = 4.0  # of a request that is behind its target
+_URGENCY = 4.0  # exponent on time per token over its target, which gives a request its weight
+_LEAST_WEIGHT = 0.25  # of a request far ahead of its target: it makes way for the others
+_MOST_WEIGHT = 4.0
 _MOST_PLAIN_STEPS = 32.0  # that one step may count for; a machine that slept tells nothing
 
 
@@ -148,7 +150,8 @@ class Goodput(Policy[GoodputOptions]):
             throughput_gains(hazards, limits, gains)
             rate = self._rate.tokens_per_second(view.requests, view.plain_seconds)
         if self.options.objective == "slo":
-            weights = np.clip(view.behind, 1.0, _MOST_WEIGHT)
+            weights = np.clip(view.behind**_URGENCY, _LEAST_WEIGHT, _MOST_WEIGHT)
+            weights[view.behind == 0.0] = 1.0
             gains = gains * weights[:, None, None].astype(np.float32)
             base_value = float(weights.sum())
             rate *= base_value / max(view.requests, 1)

@@ -155,6 +155,13 @@ def test_slo_puts_requests_behind_their_target_first() -> None:
     assert behind[0] > behind[1]
 
 
+def test_slo_lets_requests_far_ahead_make_way() -> None:
+    state = view(3, limits=[[0, 0, 0], [16, 16, 16], [0, 0, 0]], cost=DEAR_TOKENS)
+    state = with_hazards(state, 0.0, 0.8, 0.0)._replace(behind=np.array([1.1, 0.9, 0.5]))
+    late, close, early = goodput("slo").decide(state).k
+    assert late >= close > early
+
+
 def test_slo_is_throughput_when_all_are_equally_behind() -> None:
     """An overload is no reason to draft what does not pay: that would put all further behind."""
     policy = goodput("slo")
