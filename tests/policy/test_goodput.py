@@ -156,7 +156,7 @@ def test_slo_puts_requests_behind_their_target_first() -> None:
 
 
 def test_slo_lets_requests_far_ahead_make_way() -> None:
-    state = view(3, limits=[[0, 0, 0], [16, 16, 16], [0, 0, 0]], cost=DEAR_TOKENS)
+    state = view(3, limits=[[0, 0, 0], [16, 16, 16], [0, 0, 0]], cost=make_cost(0.02, 0.004))
     state = with_hazards(state, 0.0, 0.8, 0.0)._replace(behind=np.array([1.1, 0.9, 0.5]))
     late, close, early = goodput("slo").decide(state).k
     assert late >= close > early
