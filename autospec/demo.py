@@ -10,9 +10,11 @@ from rich.console import Console
 from autospec.arms import parse_arms
 from autospec.bench import (
     Comparison,
+    checked_heads,
     kept_settings,
     load_model,
     run_comparison,
+    tell_heads,
 )
 from autospec.config import load_settings
 from autospec.engine.demo_model import cache_folder, ensure_demo_model
