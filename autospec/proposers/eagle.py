@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from autospec.engine.attention import PackedStep
 from autospec.engine.cache import SlotCache
@@ -96,7 +97,8 @@ class EagleProposer:
 
     def memory_bytes(self) -> int:
         """Bytes of the head's cache and of the stored states."""
-        return self._own_cache.memory_bytes() + self._features.nbytes
+        cache, layout = self._own_cache, self._head.layout
+        return layout.state_bytes(cache.slots, cache.capacity, self._features.dtype)
 
     def commit(self, kept: Kept, history: History) -> None:
         """Store the target's states of what a step kept."""
@@ -194,6 +196,7 @@ class EagleProposer:
     ) -> torch.Tensor:
         """The head's states [tokens, hidden_size] for positions of ``slots`` in its cache."""
         step = PackedStep(self._own_cache, slots, starts, counts, self._kv_width)
-        embeddings = self._head.embed(token_tensor(following, states.device))
-        result: torch.Tensor = self._head(embeddings, states, step)
-        return result
+        padding = self._attached.padding(len(following))
+        embeddings = self._head.embed(pad(token_tensor(following, states.device), (0, padding)))
+        result: torch.Tensor = self._head(embeddings, pad(states, (0, 0, 0, padding)), step)
+        return result[: len(following)]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,20 +51,17 @@ _OTHER_SETTINGS = (
 def load_eagle(folder: str | Path, target: CausalModel) -> EagleHead | Eagle3Head:
     """The head in ``folder``, which must fit the target. Raises ModelError."""
     checkpoint = Checkpoint.open(folder)
-    if "speculators_model_type" in checkpoint.config:
-        checkpoint.require(
-            "speculators_model_type", checkpoint.text("speculators_model_type"), ("eagle3",)
-        )
-        version = checkpoint.text("speculators_version", "0")
-        if version.split(".")[0] != "0":
-            raise ModelError(
-                f"{checkpoint.folder / CONFIG}: speculators_version is {version!r}; "
-                "only versions 0.x are known"
-            )
-        return _load_eagle3(checkpoint, target, "transformer_layer_config.", "layers.0.")
-    if any(name.startswith("midlayer.") for name in checkpoint.names):
-        return _load_eagle3(checkpoint, target, "", "midlayer.")
-    return _load_eagle(checkpoint, target)
+    form = _form(checkpoint)
+    layout = _layout(checkpoint, target, form)
+    if form.is_third:
+        return _load_eagle3(checkpoint, target, layout, form)
+    return _load_eagle(checkpoint, target, layout)
+
+
+def read_eagle_layout(folder: str | Path, target: CausalModel) -> EagleLayout:
+    """What the head in ``folder`` is made of, without its weights. Raises ModelError."""
+    checkpoint = Checkpoint.open(folder)
+    return _layout(checkpoint, target, _form(checkpoint))
 
 
 def save_eagle(head: EagleHead, folder: str | Path, target: CausalModel) -> None:
@@ -85,59 +83,85 @@ def save_eagle(head: EagleHead, folder: str | Path, target: CausalModel) -> None
     (path / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
-def _load_eagle(checkpoint: Checkpoint, target: CausalModel) -> EagleHead:
-    layers = _layers(checkpoint, "", "layers.0.")
-    checkpoint.fits("hidden_size", layers.hidden_size, target.hidden_size, target.name)
-    checkpoint.fits("vocab_size", checkpoint.integer("vocab_size"), target.vocab_size, target.name)
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """Where a published layout keeps things: the layers' settings and the first layer's weights."""
+
+    is_third: bool
+    settings: str
+    first: str
+
+
+def _form(checkpoint: Checkpoint) -> _Form:
+    if "speculators_model_type" in checkpoint.config:
+        checkpoint.require(
+            "speculators_model_type", checkpoint.text("speculators_model_type"), ("eagle3",)
+        )
+        version = checkpoint.text("speculators_version", "0")
+        if version.split(".")[0] != "0":
+            raise ModelError(
+                f"{checkpoint.folder / CONFIG}: speculators_version is {version!r}; "
+                "only versions 0.x are known"
+            )
+        return _Form(True, "transformer_layer_config.", "layers.0.")
+    if any(name.startswith("midlayer.") for name in checkpoint.names):
+        return _Form(True, "", "midlayer.")
+    return _Form(False, "", "layers.0.")
+
+
+def _layout(checkpoint: Checkpoint, target: CausalModel, form: _Form) -> EagleLayout:
+    layers = _layers(checkpoint, form.settings, form.first)
+    key = f"{form.settings}vocab_size"
+    checkpoint.fits(key, checkpoint.integer(key), target.vocab_size, target.name)
+    if not form.is_third:
+        checkpoint.fits("hidden_size", layers.hidden_size, target.hidden_size, target.name)
+        return EagleLayout(layers, target.hidden_size, fc_bias="fc.bias" in checkpoint.names)
+    width = checkpoint.integer("target_hidden_size", layers.hidden_size)
+    checkpoint.fits("target_hidden_size", width, target.hidden_size, target.name)
+    checkpoint.require("norm_before_fc", checkpoint.flag("norm_before_fc", False), (False,))
+    return EagleLayout(
+        layers,
+        target.hidden_size,
+        _target_layers(checkpoint, target),
+        norm_before_residual=checkpoint.flag("norm_before_residual", False),
+    )
+
+
+def _load_eagle(checkpoint: Checkpoint, target: CausalModel, layout: EagleLayout) -> EagleHead:
     draft_tokens = None
     if "d2t" in checkpoint.names:
         draft_tokens = _draft_tokens(checkpoint, checkpoint.shape("d2t")[0], target)
-    layout = EagleLayout(layers, target.hidden_size, fc_bias="fc.bias" in checkpoint.names)
     head = EagleHead(layout, draft_tokens)
     _fill(head, checkpoint, target, {})
     return head
 
 
 def _load_eagle3(
-    checkpoint: Checkpoint, target: CausalModel, prefix: str, first: str
+    checkpoint: Checkpoint, target: CausalModel, layout: EagleLayout, form: _Form
 ) -> Eagle3Head:
-    layers = _layers(checkpoint, prefix, first)
-    key = f"{prefix}vocab_size"
-    checkpoint.fits(key, checkpoint.integer(key), target.vocab_size, target.name)
-    width = checkpoint.integer("target_hidden_size", layers.hidden_size)
-    checkpoint.fits("target_hidden_size", width, target.hidden_size, target.name)
-    if checkpoint.flag("norm_before_fc", False):
-        checkpoint.require("norm_before_fc", True, (False,))
+    hidden_size = cast(int, layout.layers.hidden_size)
     own_embedding = None
     if "embed_tokens.weight" in checkpoint.names:
         own_embedding = checkpoint.tensor(
-            "embed_tokens.weight", (target.vocab_size, layers.hidden_size), dtype=target.dtype
+            "embed_tokens.weight", (target.vocab_size, hidden_size), dtype=target.dtype
         )
         shared = cast(Any, target.model.get_input_embeddings()).weight
         if own_embedding.shape == shared.shape and torch.equal(own_embedding, shared.cpu()):
             own_embedding = None
-    elif layers.hidden_size != target.hidden_size:
+    elif hidden_size != target.hidden_size:
         raise ModelError(
             f"{checkpoint.folder}: tensor embed_tokens.weight is missing; the head is "
-            f"{layers.hidden_size} wide and cannot take the target's, which is {target.hidden_size}"
+            f"{hidden_size} wide and cannot take the target's, which is {target.hidden_size}"
         )
     draft_vocab_size = checkpoint.integer("draft_vocab_size", target.vocab_size)
     draft_tokens = None
     if draft_vocab_size != target.vocab_size or "d2t" in checkpoint.names:
         draft_tokens = _draft_tokens(checkpoint, draft_vocab_size, target)
     head = Eagle3Head(
-        EagleLayout(
-            layers,
-            target.hidden_size,
-            _target_layers(checkpoint, target),
-            norm_before_residual=checkpoint.flag("norm_before_residual", False),
-        ),
-        draft_vocab_size,
-        draft_tokens=draft_tokens,
-        embed_tokens=own_embedding,
+        layout, draft_vocab_size, draft_tokens=draft_tokens, embed_tokens=own_embedding
     )
-    names = {"first.": first}
-    names |= {f"layers.{n}.": f"layers.{n + 1}." for n in range(layers.num_hidden_layers - 1)}
+    names = {"first.": form.first}
+    names |= {f"layers.{n}.": f"layers.{n + 1}." for n in range(layout.num_layers - 1)}
     _fill(head, checkpoint, target, names)
     return head
 

@@ -27,7 +27,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
@@ -104,8 +104,13 @@ class EagleLayout:
 
     @property
     def feature_size(self) -> int:
-        """Numbers that a head keeps of each position of the target."""
+        """Numbers that a head takes of each position of the target."""
         return len(self.target_layers) * self.target_hidden_size
+
+    def state_bytes(self, slots: int, capacity: int, dtype: torch.dtype) -> int:
+        """Bytes that drafting keeps beside the weights: a cache, and the target's states."""
+        keys_and_values = 2 * self.num_layers * self.kv_heads * self.head_dim
+        return slots * capacity * (keys_and_values + self.feature_size) * dtype.itemsize
 
 
 class EagleHead(nn.Module):
@@ -157,7 +162,7 @@ class EagleHead(nn.Module):
     ) -> torch.Tensor:
         """States [tokens, hidden_size] one token on."""
         hidden = self.fc(torch.cat((embeddings, states), dim=-1)).unsqueeze(0)
-        rotation = self._rotate(hidden, step.positions)
+        rotation = self._rotate(hidden, _padded(step.positions, len(states)))
         for layer in self.layers:
             hidden = layer(hidden, position_embeddings=rotation, packed=step)
         return cast(torch.Tensor, hidden[0])
@@ -254,7 +259,7 @@ class Eagle3Head(nn.Module):
         step: AttentionStep,
     ) -> torch.Tensor:
         """States [tokens, hidden_size] one token on."""
-        rotation = self._rotate(states.unsqueeze(0), step.positions)
+        rotation = self._rotate(states.unsqueeze(0), _padded(step.positions, len(states)))
         hidden = self.first.combine(embeddings.unsqueeze(0), states.unsqueeze(0), rotation, step)
         for layer in self.layers:
             hidden = layer(hidden, position_embeddings=rotation, packed=step)
@@ -263,6 +268,11 @@ class Eagle3Head(nn.Module):
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Logits [tokens, draft vocab] of the tokens that follow."""
         return cast(torch.Tensor, self.lm_head(self.norm(states)))
+
+
+def _padded(positions: torch.Tensor, rows: int) -> torch.Tensor:
+    """Positions [1, rows]; rows behind the step's own stand nowhere."""
+    return pad(positions, (0, rows - positions.shape[1]))
 
 
 def packed_config(config: LlamaConfig) -> LlamaConfig:

@@ -24,7 +24,7 @@ from autospec.errors import ModelError
 from autospec.proposers import eagle
 from autospec.proposers.base import History
 from autospec.proposers.eagle import EagleProposer
-from autospec.proposers.eagle_files import load_eagle, save_eagle
+from autospec.proposers.eagle_files import load_eagle, read_eagle_layout, save_eagle
 from autospec.proposers.eagle_head import CausalSequences, EagleHead, EagleLayout
 from autospec.records import BatchState, Int32Array, Plan
 from tests.engine.tiny_models import CAPACITY, VOCAB, ScriptedController, greedy
@@ -248,12 +248,14 @@ def test_a_prompt_of_one_token_has_no_state_yet(target: CausalModel, tmp_path: P
     assert controller.results[1][1].verified.tolist() == [3]
 
 
-def test_memory_is_what_the_head_and_the_states_take(target: CausalModel, tmp_path: Path) -> None:
-    eagle_3(tmp_path)
+@pytest.mark.parametrize("layout", ["eagle", "eagle3"])
+def test_memory_is_known_before_loading(layout: str, target: CausalModel, tmp_path: Path) -> None:
+    LAYOUTS[layout](tmp_path)
+    stated = read_eagle_layout(tmp_path, target).state_bytes(3, 50, target.dtype)
     proposer = EagleProposer.load(tmp_path, target)
     proposer.attach(target, target.new_cache(3, 50))
-    keys_and_values, states = 2 * 12, 3 * HIDDEN
-    assert proposer.memory_bytes() == 3 * 50 * 8 * (keys_and_values + states)
+    assert stated == proposer.memory_bytes()
+    assert stated == proposer._cache.memory_bytes() + proposer._features.nbytes
 
 
 # Wrong folders ---------------------------------------------------------------------------------
