@@ -150,41 +150,52 @@ def fill_hazards(
     token_offset: Float64Array,
     strengths: Float64Array,
     bucket_of: UInt8Array,
+    heads: Int16Array,
     hazards: Float32Array,
 ) -> None:
     """Posterior hazards [n, p, k] for the first ``limits`` [p, n] positions of every row.
 
-    Those of an unknown bin are left as they are.
+    Those of an unknown bin are left as they are. The first ``heads[p, 1]`` of proposer p are those
+    of proposer ``heads[p, 0]``.
     """
     for i in range(slots.shape[0]):
         w = workloads[i]
         for p in range(limits.shape[0]):
             if limits[p, i] == 0:
                 continue
-            label = np.exp(workload_offset[w, p, 0])
-            offset = request_offset[slots[i], p, 0]
-            odds = np.exp(offset)
-            first = np.exp(offset + token_offset[p, token_buckets[i], 0])
-            for j in range(limits[p, i]):
-                b = bins[i, p, j]
-                if b == _UNKNOWN_BIN:
+            for part in range(2):
+                s = p if part == 1 else heads[p, 0]
+                start = heads[p, 1] if part == 1 else 0
+                stop = limits[p, i] if part == 1 else min(heads[p, 1], limits[p, i])
+                if start >= stop:
                     continue
-                q = bucket_of[j]
-                h = (successes[0, p, q, b] + priors[p, b] * strengths[0]) / (
-                    trials[0, p, q, b] + strengths[0]
-                )
-                scaled = h * label
-                h = scaled / (scaled + (1.0 - h))
-                h = (successes[w, p, q, b] + h * strengths[1]) / (trials[w, p, q, b] + strengths[1])
-                scaled = h * (first if j == 0 else odds)
-                h = scaled / (scaled + (1.0 - h))
-                hazards[i, p, j] = min(max(h, _LEAST_HAZARD), 1.0 - _LEAST_HAZARD)
+                label = np.exp(workload_offset[w, s, 0])
+                offset = request_offset[slots[i], s, 0]
+                odds = np.exp(offset)
+                first = np.exp(offset + token_offset[s, token_buckets[i], 0])
+                for j in range(start, stop):
+                    b = bins[i, p, j]
+                    if b == _UNKNOWN_BIN:
+                        continue
+                    q = bucket_of[j]
+                    h = (successes[0, s, q, b] + priors[s, b] * strengths[0]) / (
+                        trials[0, s, q, b] + strengths[0]
+                    )
+                    scaled = h * label
+                    h = scaled / (scaled + (1.0 - h))
+                    h = (successes[w, s, q, b] + h * strengths[1]) / (
+                        trials[w, s, q, b] + strengths[1]
+                    )
+                    scaled = h * (first if j == 0 else odds)
+                    h = scaled / (scaled + (1.0 - h))
+                    hazards[i, p, j] = min(max(h, _LEAST_HAZARD), 1.0 - _LEAST_HAZARD)
 
 
 @compiled
 def _learn_row(
     w: int,
     p: int,
+    start: int,
     num_success: int,
     missed: int,
     miss: float,
@@ -203,7 +214,7 @@ def _learn_row(
     strengths: Float64Array,
     bucket_of: UInt8Array,
 ) -> int:
-    """One censored observation; returns 1 when it raised a drift alarm.
+    """One censored observation from ``start`` on; returns 1 when it raised a drift alarm.
 
     After the successes comes, if ``missed`` is 1, a position that counts as accepted by ``miss``.
     ``weight`` is for what the requests of a step share: they are not independent, as when many
@@ -211,7 +222,7 @@ def _learn_row(
     """
     keep = 1.0 - 1.0 / strengths[2]
     alarm = 0
-    for j in range(num_success + missed):
+    for j in range(start, num_success + missed):
         b = bins[j]
         if b == _UNKNOWN_BIN:
             continue
@@ -291,6 +302,7 @@ def learn_rows(
     scratch: Float64Array,
     strengths: Float64Array,
     bucket_of: UInt8Array,
+    heads: Int16Array,
 ) -> int:
     """Count one step's outcome; returns the number of drift alarms.
 
@@ -319,27 +331,37 @@ def learn_rows(
                     miss = expected[i, p, verified[i]] if verified[i] < drafted[i] else 0.0
             if successes_seen == 0 and missed == 0:
                 continue
-            alarms += _learn_row(
-                workloads[i],
-                p,
-                successes_seen,
-                missed,
-                miss,
-                weight,
-                bins[i, p],
-                hazards[i, p],
-                request_offset[s, p] if known[i] else scratch,
-                token_offset[p, token_buckets[i]],
-                successes,
-                trials,
-                fresh,
-                priors,
-                proposer_offset[p],
-                workload_offset[workloads[i], p],
-                drift,
-                strengths,
-                bucket_of,
-            )
+            for part in range(2):
+                t = p if part == 1 else heads[p, 0]
+                start = heads[p, 1] if part == 1 else 0
+                stop = successes_seen + missed
+                if part == 0:
+                    stop = min(stop, heads[p, 1])
+                if start >= stop:
+                    continue
+                kept = min(successes_seen, stop)
+                alarms += _learn_row(
+                    workloads[i],
+                    t,
+                    start,
+                    kept,
+                    stop - kept,
+                    miss,
+                    weight,
+                    bins[i, p],
+                    hazards[i, p],
+                    request_offset[s, t] if known[i] else scratch,
+                    token_offset[t, token_buckets[i]],
+                    successes,
+                    trials,
+                    fresh,
+                    priors,
+                    proposer_offset[t],
+                    workload_offset[workloads[i], t],
+                    drift,
+                    strengths,
+                    bucket_of,
+                )
     for p in range(lookup.shape[0]):
         odds = np.exp(proposer_offset[p, 0])
         for b in range(priors.shape[1]):
@@ -353,7 +375,8 @@ class HazardTable:
 
     ``lookup`` [p] marks proposers whose drafts exist beforehand, ``by_confidence`` [p] those whose
     evidence is their drafts' confidence. ``num_workloads`` rows include the pooled one; slots
-    are the controller's rows per request.
+    are the controller's rows per request. Proposer p shares its first ``heads[p, 1]`` positions
+    with proposer ``heads[p, 0]``.
     """
 
     def __init__(
@@ -363,6 +386,7 @@ class HazardTable:
         num_workloads: int,
         num_slots: int,
         shrinkage: Shrinkage,
+        heads: Int16Array | None = None,
     ) -> None:
         cells = (num_workloads, len(lookup), NUM_BUCKETS, NUM_BINS)
         self.lookup = lookup
@@ -384,6 +408,7 @@ class HazardTable:
         self._shrinkage = shrinkage
         self._strengths = shrinkage.as_array()
         self._scratch = np.ones(2)
+        self._heads = np.zeros((len(lookup), 2), dtype=np.int16) if heads is None else heads
 
     def start(self, slot: int) -> None:
         """A new request: nothing is known of it."""
@@ -434,6 +459,7 @@ class HazardTable:
             self.token_offset,
             self._strengths,
             _BUCKET_OF,
+            self._heads,
             out,
         )
 
@@ -489,6 +515,7 @@ class HazardTable:
             self._scratch,
             self._strengths,
             _BUCKET_OF,
+            self._heads,
         )
 
     def load(

@@ -12,7 +12,7 @@ from autospec.acceptance import HazardTable, Shrinkage
 from autospec.config import LearningSettings
 from autospec.cost import StepCost
 from autospec.profile import Identity, Profile, WorkloadProfile
-from autospec.records import EngineInfo, ProposerInfo
+from autospec.records import EngineInfo, Int16Array, ProposerInfo
 
 
 class Estimators:
@@ -38,8 +38,9 @@ class Estimators:
         )
         rows = num_workloads + 1
         every = np.ones_like(self.lookup)
-        self.ahead = HazardTable(self.lookup, self.lookup, rows, num_slots, shrinkage)
-        self.drafted = HazardTable(self.lookup, every, rows, num_slots, shrinkage)
+        heads = shared_heads(proposers)
+        self.ahead = HazardTable(self.lookup, self.lookup, rows, num_slots, shrinkage, heads)
+        self.drafted = HazardTable(self.lookup, every, rows, num_slots, shrinkage, heads)
         self.cost = StepCost(proposers, engine, follows_jumps=learning.drift)
         self._names = [info.name for info in proposers]
         self._requests = np.zeros(num_workloads)
@@ -107,3 +108,13 @@ class Estimators:
                     w + 1, p, counts["draft_successes"], counts["draft_trials"]
                 )
         self.cost.return_fresh(fresh.cost["step"])
+
+
+def shared_heads(proposers: Sequence[ProposerInfo]) -> Int16Array:
+    """[p, 2]: the proposer whose tokens each one's drafts begin with, and how many they are."""
+    names = [info.name for info in proposers]
+    heads = np.zeros((len(names), 2), dtype=np.int16)
+    for p, info in enumerate(proposers):
+        if info.head in names:
+            heads[p] = names.index(info.head), info.head_k
+    return heads

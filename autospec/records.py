@@ -37,13 +37,17 @@ class ProposerInfo:
 
     ``max_k`` is the most tokens it can draft for one request in one step. A ``lookup`` proposer
     offers its drafts before the plan is made; the others draft what the plan asks for.
-    ``needs_state`` says that it keeps a cache that goes stale while it is off.
+    ``needs_state`` says that it keeps a cache that goes stale while it is off. The first ``head_k``
+    tokens of its drafts are those of the proposer called ``head``, if it has one: what is learned
+    of them is shared.
     """
 
     name: str
     kind: Kind
     max_k: int
     needs_state: bool = False
+    head: str | None = None
+    head_k: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,7 +275,10 @@ class ReplayEngine:
             elif isinstance(part, AppendedSeconds):
                 if all(part.head in request.accepted for request in requests):
                     self.lookups.append(None)
-                    self.proposers.append(ProposerInfo(name, "parallel", part.max_k))
+                    info = ProposerInfo(
+                        name, "parallel", part.max_k, head=part.head, head_k=part.head_k
+                    )
+                    self.proposers.append(info)
             elif all(name in request.accepted for request in requests):
                 self.lookups.append(None)
                 self.proposers.append(ProposerInfo(name, part.kind, part.max_k))

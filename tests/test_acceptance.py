@@ -341,6 +341,23 @@ def test_without_a_confidence_the_earlier_hazard_stands() -> None:
     assert counted(table, 1, MODEL)[1][:4] == [0, 0, 1, 1]
 
 
+def test_a_composite_shares_what_is_known_of_its_head() -> None:
+    """Two models; the second one's first two tokens are the first one's."""
+    none = np.zeros(2, dtype=np.bool_)
+    heads = np.array([[0, 0], [0, 2]], dtype=np.int16)
+    table = HazardTable(none, none, 4, SLOTS, Shrinkage(), heads)
+    for slot in range(SLOTS):
+        table.start(slot)
+    Rows(table, [1]).learn(4, 3, proposer=1)
+    assert counted(table, 1, 0)[1][:4] == [1, 1, 0, 0]
+    assert counted(table, 1, 1) == ([0, 0, 1, 0, *[0] * 4], [0, 0, 1, 1, *[0] * 4])
+    for _ in range(100):
+        Rows(table, [1]).learn(2, 0, proposer=0)
+    hazards = Rows(table, [1]).hazards[0]
+    assert hazards[1, :2].tolist() == hazards[0, :2].tolist()
+    assert hazards[1, 0] < 0.2 < hazards[1, 2]
+
+
 def test_steady_acceptance_raises_no_drift_alarm() -> None:
     rng = np.random.default_rng(0)
     table = make_table()
