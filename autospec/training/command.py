@@ -21,7 +21,7 @@ from autospec.errors import InputError
 from autospec.live import say
 from autospec.proposers.checkpoint import CONFIG
 from autospec.training.eagle import EagleTrainee
-from autospec.training.fit import Course, Progress, Report, fit
+from autospec.training.fit import DECAY_SHARE, Course, Progress, Report, fit
 from autospec.training.labels import frequent_tokens, make_labels, target_choices
 from autospec.training.material import Material, gather
 from autospec.training.medusa import MedusaTrainee
@@ -43,11 +43,8 @@ UNFINISHED = "unfinished"
 
 _RECORDING_SHARE = 0.5  # of the time
 _GROUPS_OF_SLOTS = 4
-_TRIED_STEPS = 3
-_CHECKS = 12
-_PATIENCE = 5
-_RESERVE_SECONDS = 6.0
-_OVERHEAD = 1.12  # of a step over its loss and gradient
+_PATIENCE = 6
+_RESERVE_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,7 @@ class _Plan:
     options: dict[str, Any]
     seconds: float = 0.0
     recorded: bool = False
-    steps: int | None = None
+    learning_from: float | None = None  # seconds
 
 
 def run_training(options: TrainingOptions, console: Console) -> int:
@@ -106,26 +103,28 @@ def run_training(options: TrainingOptions, console: Console) -> int:
         with View(console) as view:
             measured, learned = _record(options, folder, plan, target, material, spent, view)
             trainee, choices = _prepare(options, target, measured, learned, console)
-            if plan.steps is None:
-                plan.steps = options.steps or _affordable_steps(options, trainee, spent())
+            if plan.learning_from is None:
+                plan.learning_from = spent()
                 _keep(plan, folder, spent())
+            turn = _turning_seconds(options, plan.learning_from)
             course = Course(
-                plan.steps,
+                options.steps,
                 options.learning_rate,
                 options.weight_decay,
                 options.seed,
-                check_every=max(1, plan.steps // _CHECKS),
                 patience=_PATIENCE,
             )
-            say(console, f"learning: {course.steps} steps of {trainee.batch_units} units each")
 
             def report(told: Report) -> None:
-                view.learned(told, course.steps)
+                share = told.step / told.steps if told.steps else spent() / (options.minutes * 60.0)
+                view.learned(told, share)
                 if told.survived is not None:
                     _keep(plan, folder, spent())
 
             state = folder / "state.safetensors"
-            progress = fit(trainee, course, (measured, choices), state, report)
+            progress = fit(
+                trainee, course, (measured, choices), state, report, lambda: spent() >= turn
+            )
     except KeyboardInterrupt:
         _keep(plan, folder, spent())
         say(console, "interrupted; the same command goes on from here")
@@ -247,17 +246,10 @@ def _prepare(
     return trainee, target_choices(measured, target)
 
 
-def _affordable_steps(options: TrainingOptions, trainee: Trainee, seconds: float) -> int:
-    """Steps that fit into the time that is left, by trying some without learning from them."""
-    units = torch.arange(min(trainee.batch_units, trainee.num_units))
-    took = []
-    for _ in range(_TRIED_STEPS):
-        began = time.monotonic()
-        trainee.loss(units).backward()
-        took.append(time.monotonic() - began)
-    trainee.module.zero_grad()
-    left = options.minutes * 60.0 - seconds - sum(took) - _RESERVE_SECONDS
-    return max(1, int(left / (min(took) * _OVERHEAD)))
+def _turning_seconds(options: TrainingOptions, learning_from: float) -> float:
+    """When the learning rate must begin to fall for a training to end in time."""
+    left = options.minutes * 60.0 - _RESERVE_SECONDS - learning_from
+    return learning_from + (1.0 - DECAY_SHARE) * max(left, 0.0)
 
 
 def _told(
@@ -268,7 +260,6 @@ def _told(
     seconds: float,
 ) -> dict[str, Any]:
     """How a head came to be, for its configuration file."""
-    assert progress.checks is not None
     kept = dict(progress.checks)[progress.best_step]
     return {
         "made_by": f"autospec {__version__} train-proposer",
@@ -288,7 +279,6 @@ def _told(
 
 
 def _show(console: Console, progress: Progress) -> None:
-    assert progress.checks is not None
     table = Table("held-out acceptance, greedy")
     before, after = progress.checks[0][1], dict(progress.checks)[progress.best_step]
     for position in range(len(after)):

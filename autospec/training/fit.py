@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,6 +15,12 @@ from autospec.errors import InputError
 from autospec.training.recording import Recording
 from autospec.training.trainee import Trainee, survival
 
+CHECK_EVERY = 40
+"""Steps between two looks at what is held out; the state is saved there."""
+
+DECAY_SHARE = 0.3
+"""Share of all steps, at the end, in which the learning rate falls."""
+
 _WARM_UP_STEPS = 50
 _LAST_RATE = 0.03  # of the learning rate
 _CLIP = 1.0
@@ -24,31 +29,36 @@ _BETAS = (0.9, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How long and how fast to learn. Equal courses on equal data give equal weights.
+    """How fast and how long to learn. Equal courses on equal data give equal weights.
 
-    Every ``check_every`` steps the head is tried on what is held out and the state is saved; after
-    ``patience`` checks without a better one it is enough.
+    ``steps`` None leaves their number to be settled on the way, by whom the time is kept. After
+    ``patience`` checks without a better one the rate begins to fall, or where it does already, it
+    is enough.
     """
 
-    steps: int
+    steps: int | None
     learning_rate: float
     weight_decay: float
     seed: int
-    check_every: int
     patience: int
 
 
 @dataclass(slots=True)
 class Progress:
-    """Where a course stands; ``checks`` are (step, survival by draft position)."""
+    """Where a course stands. ``steps`` is how many it will have, once that is settled;
+    ``turned_step`` where it was settled for lack of progress; ``checks`` are (step, survival by
+    draft position)."""
 
     step: int = 0
+    steps: int | None = None
     best_step: int = 0
-    checks: list[tuple[int, tuple[float, ...]]] | None = None
+    turned_step: int = 0
+    checks: list[tuple[int, tuple[float, ...]]] = field(default_factory=list)
 
     @property
     def best(self) -> float:
-        return max((survived[0] for _, survived in self.checks or []), default=-1.0)
+        """Share of first draft tokens accepted at the best check."""
+        return max((survived[0] for _, survived in self.checks), default=-1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +66,28 @@ class Report:
     """What is told after a step: the loss, and after a check how the head drafts."""
 
     step: int
+    steps: int | None
     loss: float
     survived: tuple[float, ...] | None
 
 
-def learning_rate(course: Course, step: int) -> float:
-    """A short rise, then a cosine down to a small rest."""
-    rise = min(1.0, (step + 1) / _WARM_UP_STEPS)
-    fall = 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / course.steps)))
-    return course.learning_rate * rise * (_LAST_RATE + (1.0 - _LAST_RATE) * fall)
+def learning_rate(course: Course, step: int, steps: int | None) -> float:
+    """A short rise, a plateau, and a fall at the end, once the end is known."""
+    share = min(1.0, (step + 1) / _WARM_UP_STEPS)
+    if steps is not None:
+        left = (steps - step) / (DECAY_SHARE * steps)
+        share *= _LAST_RATE + (1.0 - _LAST_RATE) * min(1.0, left)
+    return course.learning_rate * share
+
+
+def settled(step: int) -> int:
+    """How many steps a course has whose rate begins to fall after ``step``."""
+    return max(step + 1, round(step / (1.0 - DECAY_SHARE)))
+
+
+def _turning(steps: int) -> float:
+    """The step after which the rate falls."""
+    return (1.0 - DECAY_SHARE) * steps
 
 
 def batch_units(course: Course, trainee: Trainee, step: int) -> torch.Tensor:
@@ -83,11 +106,13 @@ def fit(
     held_out: tuple[Recording, torch.Tensor],  # with the target's choices
     state_file: Path,
     report: Callable[[Report], None],
+    time_to_settle: Callable[[], bool] = lambda: False,
 ) -> Progress:
     """Train, leaving the best weights in the trainee. Goes on from ``state_file`` where it exists.
 
-    The state is saved at every check; an interrupt loses the steps since the last one, and they
-    come out the same the next time. Raises InputError for a state file of another course.
+    ``time_to_settle`` is asked after every step of a course without a number of steps. The state is
+    saved at every check; an interrupt loses the steps since the last one, and they come out the
+    same the next time. Raises InputError for a state file of another course.
     """
     module = trainee.module
     parameters = dict(module.named_parameters())
@@ -102,12 +127,11 @@ def fit(
         betas=_BETAS,
     )
     best = {name: value.detach().clone() for name, value in parameters.items()}
-    progress = Progress(checks=[])
+    progress = Progress(steps=course.steps)
     if state_file.exists():
         progress = _restore(state_file, course, parameters, optimizer, best)
 
     def check(loss: float) -> None:
-        assert progress.checks is not None
         before = progress.best
         survived = survival(trainee.hits(*held_out))
         progress.checks.append((progress.step, survived))
@@ -116,25 +140,31 @@ def fit(
             for name, value in parameters.items():
                 best[name].copy_(value.detach())
         _store(state_file, course, progress, parameters, optimizer, best)
-        report(Report(progress.step, loss, survived))
+        report(Report(progress.step, progress.steps, loss, survived))
 
     if not progress.checks:
         check(float("nan"))
-    while progress.step < course.steps:
-        if progress.step - progress.best_step >= course.patience * course.check_every:
-            break
+    while progress.steps is None or progress.step < progress.steps:
+        since = progress.step - max(progress.best_step, progress.turned_step)
+        if since >= course.patience * CHECK_EVERY:
+            if progress.steps is not None and progress.step >= _turning(progress.steps):
+                break
+            progress.turned_step = progress.step
+            progress.steps = settled(progress.step)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(course, progress.step)
+            group["lr"] = learning_rate(course, progress.step, progress.steps)
         loss = trainee.loss(batch_units(course, trainee, progress.step))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), _CLIP)
         optimizer.step()
         progress.step += 1
-        if progress.step % course.check_every == 0 or progress.step == course.steps:
+        if progress.steps is None and time_to_settle():
+            progress.steps = settled(progress.step)
+        if progress.step % CHECK_EVERY == 0 or progress.step == progress.steps:
             check(float(loss.detach()))
         else:
-            report(Report(progress.step, float(loss.detach()), None))
+            report(Report(progress.step, progress.steps, float(loss.detach()), None))
     with torch.no_grad():
         for name, value in parameters.items():
             value.copy_(best[name])
@@ -194,4 +224,10 @@ def _restore(
                     optimizer.state[parameter][key] = value.to(where)
     found = told["progress"]
     checks = [(int(step), tuple(survived)) for step, survived in found["checks"]]
-    return Progress(int(found["step"]), int(found["best_step"]), checks)
+    return Progress(
+        int(found["step"]),
+        found["steps"],
+        int(found["best_step"]),
+        int(found["turned_step"]),
+        checks,
+    )

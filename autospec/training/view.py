@@ -31,7 +31,7 @@ class View:
             disable=not console.is_terminal,
         )
         self._recording = self._progress.add_task("recording", total=1.0, told="")
-        self._learning = self._progress.add_task("learning", total=None, told="", visible=False)
+        self._learning = self._progress.add_task("learning", total=1.0, told="", visible=False)
         self._drafts = ""
 
     def __enter__(self) -> View:
@@ -53,17 +53,16 @@ class View:
         self._progress.update(self._recording, completed=min(share, 1.0), told=text)
         self._line(f"recording: {text}, {min(share, 1.0):.0%}")
 
-    def learned(self, report: Report, steps: int) -> None:
-        """A step is done."""
+    def learned(self, report: Report, share: float) -> None:
+        """A step is done, and about ``share`` of all."""
         if report.survived is not None:
             accepted = " ".join(f"{share:.3f}" for share in conditional(report.survived))
             self._drafts = f"held-out acceptance {accepted}"
             self._shown = 0.0
-        text = f"loss {report.loss:.3f}, {self._drafts}"
-        self._progress.update(
-            self._learning, total=steps, completed=report.step, told=text, visible=True
-        )
-        self._line(f"learning: step {report.step} of {steps}, {text}")
+        of_all = f" of {report.steps}" if report.steps else ""
+        text = f"step {report.step}{of_all}, loss {report.loss:.3f}, {self._drafts}"
+        self._progress.update(self._learning, completed=min(share, 1.0), told=text, visible=True)
+        self._line(f"learning: {text}")
 
     def _line(self, text: str) -> None:
         if self._console.is_terminal or time.monotonic() - self._shown < _LINE_SECONDS:

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from autospec.errors import InputError
-from autospec.training.fit import Course, Report, batch_units, fit, learning_rate
+from autospec.training.fit import Course, Report, batch_units, fit, learning_rate, settled
 from autospec.training.recording import Recording
 from autospec.training.trainee import conditional, survival
 
 torch.set_num_threads(1)
 
-COURSE = Course(40, 0.02, 0.01, seed=3, check_every=10, patience=9)
+COURSE = Course(100, 0.02, 0.01, seed=3, patience=9)
 NOTHING = (
     Recording(torch.zeros(0), torch.zeros(0), torch.zeros(0), np.zeros(1, dtype=np.int64)),
     torch.zeros(0),
@@ -62,15 +62,14 @@ def weights(line: Line) -> list[float]:
 def test_an_interrupted_course_ends_with_the_same_weights(tmp_path: Path) -> None:
     whole = Line()
     progress = fit(whole, COURSE, NOTHING, tmp_path / "whole.safetensors", lambda report: None)
-    assert progress.step == 40
-    assert progress.checks is not None
-    assert [step for step, _ in progress.checks] == [0, 10, 20, 30, 40]
+    assert progress.step == progress.steps == 100
+    assert [step for step, _ in progress.checks] == [0, 40, 80, 100]
     assert progress.checks[-1][1][0] > progress.checks[0][1][0] + 0.2
 
     class Stop(Exception):
         pass
 
-    for stop_at, error in ((17, KeyboardInterrupt), (23, Stop), (23, None)):
+    for stop_at, error in ((51, KeyboardInterrupt), (97, Stop), (97, None)):
         parts = Line()
 
         def report(told: Report, stop_at: int = stop_at, error: Any = error) -> None:
@@ -81,19 +80,34 @@ def test_an_interrupted_course_ends_with_the_same_weights(tmp_path: Path) -> Non
         if error is None:
             again = fit(parts, COURSE, NOTHING, file, report)
             assert again.checks == progress.checks
-            assert parts.seen == whole.seen[20:]  # the steps since the last check are repeated
+            assert parts.seen == whole.seen[80:]  # the steps since the last check are repeated
             assert weights(parts) == weights(whole)
         else:
             with pytest.raises(error):
                 fit(parts, COURSE, NOTHING, file, report)
 
 
-def test_the_best_weights_are_kept_and_too_many_checks_end_it(tmp_path: Path) -> None:
+def test_without_progress_the_rate_falls_and_then_it_ends(tmp_path: Path) -> None:
+    """A rate so high that weights jump about: first it is lowered, later given up."""
     line = Line()
-    course = replace(COURSE, steps=1000, check_every=1, patience=3, learning_rate=3.0)
+    course = replace(COURSE, steps=100_000, patience=2, learning_rate=3.0)
     progress = fit(line, course, NOTHING, tmp_path / "state.safetensors", lambda report: None)
-    assert progress.step == progress.best_step + 3 < 1000
+    assert progress.turned_step > 0
+    assert progress.steps is not None
+    assert progress.step <= progress.steps < 100_000
+    assert progress.best_step < progress.step
     assert survival(line.hits(*NOTHING))[0] == progress.best
+
+
+def test_time_settles_a_course_like_its_number_of_steps(tmp_path: Path) -> None:
+    timed, fixed = Line(), Line()
+    left = iter([False] * 69 + [True])
+    course = replace(COURSE, steps=None)
+    file = tmp_path / "timed.safetensors"
+    progress = fit(timed, course, NOTHING, file, lambda report: None, lambda: next(left))
+    assert progress.step == progress.steps == settled(70) == 100
+    fit(fixed, COURSE, NOTHING, tmp_path / "fixed.safetensors", lambda report: None)
+    assert weights(timed) == weights(fixed)
 
 
 def test_batches_go_through_everything_once_an_epoch() -> None:
@@ -106,19 +120,20 @@ def test_batches_go_through_everything_once_an_epoch() -> None:
     assert other != first[:6]
 
 
-def test_the_learning_rate_rises_and_falls() -> None:
-    course = replace(COURSE, steps=1000, learning_rate=1.0)
-    rates = [learning_rate(course, step) for step in range(1000)]
+def test_the_learning_rate_rises_stays_and_falls() -> None:
+    course = replace(COURSE, learning_rate=1.0)
+    rates = [learning_rate(course, step, 1000) for step in range(1000)]
     assert rates[0] < 0.03
-    assert max(rates) == pytest.approx(1.0, abs=0.01)
-    assert rates[60:] == sorted(rates[60:], reverse=True)
+    assert set(rates[60:700]) == {1.0}
+    assert rates[700:] == sorted(rates[700:], reverse=True)
     assert 0.02 < rates[-1] < 0.04
+    assert rates[:700] == [learning_rate(course, step, None) for step in range(700)]
 
 
 def test_a_state_of_another_course_or_none_at_all(tmp_path: Path) -> None:
     file = tmp_path / "state.safetensors"
     fit(Line(), replace(COURSE, steps=2), NOTHING, file, lambda report: None)
-    with pytest.raises(InputError, match="was begun with steps 2, now it is 40; go on with the"):
+    with pytest.raises(InputError, match="was begun with steps 2, now it is 100; go on with the"):
         fit(Line(), COURSE, NOTHING, file, lambda report: None)
     file.write_bytes(b"x" * 50)
     with pytest.raises(InputError, match=r"state\.safetensors: is not a readable training state"):

@@ -124,10 +124,10 @@ def test_every_kind_learns_and_drafts(
 class Interrupted(View):
     """The user presses Ctrl-C at a step."""
 
-    at = 37
+    at = 47
 
-    def learned(self, report: Report, steps: int) -> None:
-        super().learned(report, steps)
+    def learned(self, report: Report, share: float) -> None:
+        super().learned(report, share)
         if report.step == self.at:
             raise KeyboardInterrupt
 
