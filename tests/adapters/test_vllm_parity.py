@@ -67,7 +67,9 @@ def test_aborts_and_preemption(method: str, plain: dict[int, list[int]]) -> None
         found = generate(llm, TEXTS, between=abort)
         assert preempted
         assert found.keys() >= plain.keys() - {1, 6}
-        assert found == {index: plain[index] for index in found}
+        for index, tokens in found.items():
+            assert tokens == plain[index][: len(tokens)]
+            assert len(tokens) == len(plain[index]) or index in (1, 6)
         assert not samples(steering, "autospec_fallbacks_total")
         assert not steering.pilot._requests
 
