@@ -251,7 +251,8 @@ def _hear(heard: _Heard, chunk: Mapping[str, Any]) -> str | None:
         if isinstance(choice.get("prompt_token_ids"), list):
             heard.prompt_ids = choice["prompt_token_ids"]
         delta = choice.get("delta") or {}
-        text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
+        texts = choice.get("text"), *map(delta.get, ("content", "reasoning", "reasoning_content"))
+        text = next((each for each in texts if each), "")
         ids = choice.get("token_ids")
         if isinstance(ids, list) and ids:
             heard.output_ids = (heard.output_ids or []) + ids

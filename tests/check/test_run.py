@@ -175,7 +175,7 @@ def test_wrong_loads_are_refused(prompts: Path) -> None:
         ({"temperature": "3"}, "--temperature: '3' is not a number from 0 to 2"),
         ({"duration": 0.0}, "--duration: 0 s is not from 0 to 3600"),
     ):
-        options = CheckOptions(url="http://127.0.0.1:1/v1", prompts=prompts, **change)  # type: ignore[arg-type]
+        options = CheckOptions(url="http://127.0.0.1:1/v1", prompts=prompts, **change)
         with pytest.raises(InputError, match=message):
             run_check(options, Console(file=io.StringIO()))
     assert numbers("1, 2.5", "--x", least=0, most=9) == (1.0, 2.5)

@@ -25,15 +25,20 @@ CONTEXT = 2048
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 
 
-def save_tiny_model(path: Path, *, seed: int = 3) -> None:
-    """A random model in float64 whose token i reads ``wi``; nothing ends it but the limit."""
+def save_tiny_model(
+    path: Path, *, hidden: int = 32, layers: int = 2, attends: bool = True, seed: int = 3
+) -> None:
+    """A random model in float64 whose token i reads ``wi``; nothing ends it but the limit.
+
+    One that does not attend sees its last token alone: greedily it runs into a circle.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=WORDS,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=CONTEXT,
@@ -45,7 +50,10 @@ def save_tiny_model(path: Path, *, seed: int = 3) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                parameter.normal_(0.0, 1.0 if "embed" in name or "lm_head" in name else 0.25)
+                scale = {"embed_tokens": 1.0, "lm_head": 0.4}.get(name.split(".")[-2], 0.25)
+                parameter.normal_(0.0, scale)
+            if not attends and "o_proj" in name:
+                parameter.zero_()
     model.save_pretrained(path)
     words = {f"w{number}": number for number in range(WORDS)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
