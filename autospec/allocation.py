@@ -38,6 +38,7 @@ _LEAST_GAIN = 0.01
 _LEAST_SECONDS = 1e-12  # a step that costs nothing has no goodput
 _NUM_BUCKETS = 512
 _NOTHING_CAPTURED: Int32Array = np.zeros(0, dtype=np.int32)
+_FLAT = 0.01  # share of a model's price that all its depths together may take to count as none
 _BEND = 0.05  # relative change of a token's price that counts as a kink
 
 
@@ -180,14 +181,21 @@ def _best_depths(
     hold: float,
     depth: Int16Array,
 ) -> None:
-    """Depth of every model: exhaustively where that is cheap, else one model at a time."""
+    """Depth of every model: exhaustively where that is cheap, else one model at a time.
+
+    Of a model that drafts any depth at one price, only its deepest is tried.
+    """
     depth[:] = 0
     count = models.shape[0]
     if count == 0:
         return
     combinations = 1
+    pace = np.ones_like(depth)
     for m in range(count):
-        combinations *= deepest[models[m]] + 1
+        p = models[m]
+        if deepest[p] > 1 and draft[p, 1] * deepest[p] <= _FLAT * draft[p, 0]:
+            pace[p] = deepest[p]
+        combinations *= deepest[p] // pace[p] + 1
     trial = np.zeros_like(depth)
     best = -np.inf
     if combinations * best_lookup.shape[0] <= 16 * _MAX_COMBINATIONS or count == 1:
@@ -195,8 +203,9 @@ def _best_depths(
             rest = c
             for m in range(count):
                 p = models[m]
-                trial[p] = rest % (deepest[p] + 1)
-                rest //= deepest[p] + 1
+                options = deepest[p] // pace[p] + 1
+                trial[p] = rest % options * pace[p]
+                rest //= options
             worth = _batch_surplus(surplus, best_lookup, models, trial, draft, price)
             if _pattern_kept(trial, held):
                 worth += hold
@@ -209,7 +218,7 @@ def _best_depths(
             p = models[m]
             trial[:] = depth
             best = -np.inf
-            for d in range(deepest[p] + 1):
+            for d in range(0, deepest[p] + 1, pace[p]):
                 trial[p] = d
                 worth = _batch_surplus(surplus, best_lookup, models, trial, draft, price)
                 if _pattern_kept(trial, held):

@@ -263,6 +263,14 @@ def two_models(limits: tuple[int, int] = (4, 4)) -> Problem:
     )
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_models_that_draft_any_depth_at_one_price_equal_brute_force(seed: int) -> None:
+    problem = draw(np.random.default_rng(seed))
+    problem.prices.draft[~problem.lookup, 1] = 0.0
+    answer = problem.solve()
+    assert problem.score(answer.proposer, answer.k) == pytest.approx(problem.best())
+
+
 def test_two_models_serve_one_batch() -> None:
     problem = two_models()
     answer = problem.solve()
