@@ -14,11 +14,13 @@ from autospec.report.sections.crossover import crossover_section
 from autospec.report.sections.drafting import drafting_section
 from autospec.report.sections.latency import latency_section
 from autospec.report.sections.rails import rails_section
+from autospec.report.sections.service import service_section
 from autospec.report.sections.speedup import speedup_section
 from autospec.report.sections.step_cost import cost_section
 from autospec.report.sections.timeline import timeline_section
 from autospec.report.sections.verdict import (
     bench_verdict,
+    check_verdict,
     journal_verdict,
     profile_verdict,
     replay_verdict,
@@ -36,10 +38,11 @@ _NEEDS = {
     "acceptance": "Acceptance by position: takes a profile or a journal in which enough was "
     "drafted.",
     "cost": "What a step costs: takes a journal, or a profile with step times.",
-    "best": "The best choice by load and workload: takes a measurement against plain decoding, or "
-    "a journal.",
+    "best": "The best choice by load and workload: takes a measurement against plain decoding, a "
+    "tuned profile, a check or a journal.",
     "crossover": "Where speculation stops paying: takes a measurement of one workload at two loads "
-    "or more, a replay of two concurrencies, or a journal with plain steps at two loads.",
+    "or more, a replay of two concurrencies, a tuned profile, a check, or a journal with plain "
+    "steps at two loads.",
     "comparison": "Runs compared: takes two runs of a kind.",
 }
 
@@ -51,10 +54,11 @@ def report_page(inputs: Inputs, now: datetime | None = None) -> Page:
     comparison = comparison_section(inputs.benches, inputs.replays, every_run)
     found = (
         comparison if comparison is not None and comparison.charts else None,
+        service_section(inputs.checks),
         speedup_section(inputs.benches),
         drafting_section(inputs.benches),
-        best_choice_section(inputs.benches, journals),
-        crossover_section(inputs.benches, inputs.replays, journals),
+        best_choice_section(inputs.benches, journals, inputs.profiles, inputs.checks),
+        crossover_section(inputs.benches, inputs.replays, journals, inputs.profiles, inputs.checks),
         latency_section(inputs.replays),
         timeline_section(journals),
         rails_section(journals),
@@ -101,6 +105,7 @@ def _subtitle(inputs: Inputs, now: datetime) -> str:
         (len(inputs.replays), "replay"),
         (len(inputs.journals), "journal"),
         (len(inputs.profiles), "profile"),
+        (len(inputs.checks), "check"),
     )
     named = series([plural(number, noun) for number, noun in kinds if number])
     return f"From {named} · {now:%Y-%m-%d %H:%M} UTC · AutoSpec {__version__}"
@@ -108,6 +113,7 @@ def _subtitle(inputs: Inputs, now: datetime) -> str:
 
 def _verdicts(inputs: Inputs) -> tuple[Verdict, ...]:
     return (
+        *(check_verdict(run) for run in inputs.checks),
         *(bench_verdict(run) for run in inputs.benches),
         *(replay_verdict(run) for run in inputs.replays),
         *(journal_verdict(run) for run in inputs.last_runs),
@@ -117,6 +123,7 @@ def _verdicts(inputs: Inputs) -> tuple[Verdict, ...]:
 
 def _sources(inputs: Inputs) -> tuple[Source, ...]:
     return (
+        *(Source(run.name, "Check", run.date, run.facts) for run in inputs.checks),
         *(Source(run.name, "Measurement", run.date, run.facts) for run in inputs.benches),
         *(Source(run.name, "Replay", run.date, run.facts) for run in inputs.replays),
         *(Source(run.name, "Journal, last run", run.date, run.facts) for run in inputs.last_runs),

@@ -113,6 +113,9 @@ def _restyled(text: str, name: str, tips: dict[str, tuple[str, ...]]) -> str:
     root = ElementTree.fromstring(text.encode("utf-8"))
     for part in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(part)
+    for parent in root.findall(f".//{{{_SVG}}}style/.."):
+        for style in parent.findall(f"{{{_SVG}}}style"):  # it would style the whole page
+            parent.remove(style)
     for element in root.iter():
         given = element.get("id")
         if given in tips:

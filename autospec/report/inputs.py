@@ -11,13 +11,14 @@ from typing import Any, TypeAlias
 from autospec.errors import InputError
 from autospec.profile import FORMAT
 from autospec.report.readers.bench_run import BenchRun, read_bench
+from autospec.report.readers.check_run import CheckRun, read_check
 from autospec.report.readers.journal_run import JournalRun, read_journal_runs
 from autospec.report.readers.profile_counts import ProfileCounts, read_profile
 from autospec.report.readers.replay_run import ReplayRun, read_replay
 
 ALLOWED = (
-    "a report is made of what 'autospec demo', 'bench' and 'replay' write with --json, of journals "
-    "and of profiles"
+    "a report is made of what 'autospec demo', 'bench', 'replay' and 'check' write with --json, of "
+    "journals and of profiles"
 )
 _MOST_BYTES = 256 << 20  # of a file that is read as a whole
 
@@ -33,6 +34,7 @@ class Inputs:
     replays: tuple[ReplayRun, ...] = ()
     journals: tuple[tuple[JournalRun, ...], ...] = ()
     profiles: tuple[ProfileCounts, ...] = ()
+    checks: tuple[CheckRun, ...] = ()
 
     @property
     def last_runs(self) -> tuple[JournalRun, ...]:
@@ -40,11 +42,14 @@ class Inputs:
         return tuple(runs[-1] for runs in self.journals)
 
 
+Read: TypeAlias = BenchRun | ReplayRun | ProfileCounts | CheckRun | tuple[JournalRun, ...]
+
+
 def read_inputs(given: Sequence[Given]) -> Inputs:
     """Read all. Raises InputError or ProfileError with the file and the place that is wrong."""
     if not given:
         raise InputError(f"nothing to report on: {ALLOWED}")
-    benches, replays, journals, profiles = [], [], [], []
+    benches, replays, journals, profiles, checks = [], [], [], [], []
     paths = [each for each in given if isinstance(each, Path)]
     for number, each in enumerate(given):
         if each in given[:number]:
@@ -57,12 +62,14 @@ def read_inputs(given: Sequence[Given]) -> Inputs:
                 replays.append(replay)
             case ProfileCounts() as profile:
                 profiles.append(profile)
+            case CheckRun() as check:
+                checks.append(check)
             case runs:
                 journals.append(runs)
-    return Inputs(tuple(benches), tuple(replays), tuple(journals), tuple(profiles))
+    return Inputs(tuple(benches), tuple(replays), tuple(journals), tuple(profiles), tuple(checks))
 
 
-def _read(name: str, given: Given) -> BenchRun | ReplayRun | ProfileCounts | tuple[JournalRun, ...]:
+def _read(name: str, given: Given) -> Read:
     if isinstance(given, Path):
         if _is_journal(given):
             return read_journal_runs(name, given)
@@ -72,6 +79,8 @@ def _read(name: str, given: Given) -> BenchRun | ReplayRun | ProfileCounts | tup
     else:
         document = given
     source = str(given) if isinstance(given, Path) else name
+    if document.get("kind") == "check":
+        return read_check(name, document, source)
     if {"phases", "total"} <= document.keys():
         return read_bench(name, document, source)
     if {"results", "best_fixed"} <= document.keys():

@@ -131,5 +131,5 @@ def test_prints_on_paper_in_light_colors(browser: Browser, report: str) -> None:
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.locator("nav").is_hidden()
-    assert page.locator("#speedup .wide").is_visible()
+    assert page.locator("#speedup-0 .wide").is_visible()
     assert page.pdf(format="A4").startswith(b"%PDF")

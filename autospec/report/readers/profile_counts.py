@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -14,10 +15,12 @@ from autospec.cost import StepCost
 from autospec.cost_file import LOOKUPS
 from autospec.errors import ProfileError
 from autospec.octave import NUM_OCTAVES
+from autospec.outlook import Outlook, outlook
 from autospec.profile import Profile, Statistics, load_profile
 from autospec.records import EngineInfo, Float64Array, ProposerInfo
 from autospec.report.readers.counts import POSITIONS, Counts
 from autospec.report.wording import moment
+from autospec.tuned import Tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,10 @@ class CostFit:
 
 @dataclass(frozen=True, slots=True)
 class ProfileCounts:
-    """A profile as a report reads it: requests by workload, counts by workload and proposer."""
+    """A profile as a report reads it: requests by workload, counts by workload and proposer.
+
+    ``outlooks`` are by workload, where the profile says enough; ``tuned`` is what a tuning added.
+    """
 
     name: str
     date: str
@@ -56,6 +62,8 @@ class ProfileCounts:
     counts: Mapping[tuple[str, str], Counts]
     cost: CostFit | None
     provenance: tuple[str, ...]
+    outlooks: Mapping[str, Outlook]
+    tuned: Tuning | None
 
 
 def read_profile(name: str, path: Path) -> ProfileCounts:
@@ -85,7 +93,18 @@ def read_profile(name: str, path: Path) -> ProfileCounts:
         },
         _cost_fit(path, profile),
         profile.provenance,
+        _outlooks(profile),
+        profile.tuned,
     )
+
+
+def _outlooks(profile: Profile) -> dict[str, Outlook]:
+    """What it lets predict, by workload; those that it says too little of are left out."""
+    found = {}
+    for label in profile.workloads if profile.tuned is None else profile.tuned.workloads:
+        with contextlib.suppress(ProfileError):
+            found[label] = outlook(profile, label)
+    return found
 
 
 def _counts(path: Path, statistics: Statistics) -> Counts:

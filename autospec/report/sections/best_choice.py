@@ -8,11 +8,14 @@ from itertools import pairwise
 
 from matplotlib.patches import Rectangle
 
+from autospec.octave import octave_of
 from autospec.phases import ADAPTIVE, OFF, PLAIN
 from autospec.report.drawing import Sheet
 from autospec.report.page import Chart, DataTable, Section, chart
 from autospec.report.readers.bench_run import BenchRun
+from autospec.report.readers.check_run import CheckRun
 from autospec.report.readers.journal_run import ChoiceSums, JournalRun
+from autospec.report.readers.profile_counts import ProfileCounts
 from autospec.report.sections.step_cost import octave_name
 from autospec.report.theme import (
     GRID,
@@ -31,6 +34,7 @@ from autospec.report.wording import percent, shortened, times
 _MOST_ROWS = 12
 _FEWEST_STEPS = 20
 _WORTH_NAMING = 0.1
+_TOLERANCE = 0.005  # of goodput: ties go to the smaller k
 _DARK = SCALE[2:]
 _TOKENS_EDGES = (1.05, 1.3, 1.8, 2.6, 4.0)
 
@@ -77,9 +81,42 @@ def grid_of_bench(run: BenchRun) -> Grid:
         cells.append(
             Cell(phase.workload, str(phase.load), tuple(lines), heat_role(fixed[best]), tip)
         )
-    rows = tuple(dict.fromkeys(cell.row for cell in cells))
+    return _grid(cells)
+
+
+def grid_of_check(run: CheckRun) -> Grid:
+    """The best lookup and k that a check expects at each load."""
+    cells = []
+    for workload in run.workloads:
+        for each in workload.speedups:
+            choice = f"{each.proposer}:{each.k}" if each.k else OFF
+            lines = (choice, times(each.speedup), f"{each.low:.2f}–{each.high:.2f}x")
+            tip = f"{workload.name} at {each.running} running: {choice}, {', '.join(lines[1:])}"
+            role = heat_role(each.speedup)
+            cells.append(Cell(workload.name, str(each.running), lines, role, tip))
+    return _grid(cells)
+
+
+def grid_of_profile(profile: ProfileCounts) -> Grid:
+    """The best proposer and k by a profile's rates and step cost, at the loads it has seen."""
+    cells = []
+    for workload, view in profile.outlooks.items():
+        for octave in range(octave_of(view.most_load) + 1):
+            load = min(1 << octave, view.most_load)
+            deepest = max(view.most_k(load, name) for name in view.expectation.rates)
+            best = view.expectation.best(load, deepest, _TOLERANCE)
+            speedup = best.goodput / view.expectation.plain_goodput(load)
+            choice = f"{best.proposer}:{best.k}" if best.proposer else OFF
+            tip = f"{workload} at {load} running: {choice}, {times(speedup)}"
+            role = heat_role(speedup)
+            cells.append(Cell(workload, str(load), (choice, times(speedup)), role, tip))
+    return _grid(cells)
+
+
+def _grid(cells: list[Cell]) -> Grid:
+    rows = tuple(dict.fromkeys(cell.row for cell in cells))[:_MOST_ROWS]
     columns = tuple(sorted({cell.column for cell in cells}, key=int))
-    return Grid(rows[:_MOST_ROWS], columns, tuple(c for c in cells if c.row in rows[:_MOST_ROWS]))
+    return Grid(rows, columns, tuple(cell for cell in cells if cell.row in rows))
 
 
 def grid_of_journal(run: JournalRun) -> Grid:
@@ -131,13 +168,26 @@ def most_chosen(sums: ChoiceSums) -> tuple[str, float, float]:
     return name, steps.get(name, 0) / total, tokens.get(name, 0) / max(1, steps.get(name, 0))
 
 
-def best_choice_section(runs: Sequence[BenchRun], journals: Sequence[JournalRun]) -> Section | None:
+def best_choice_section(
+    runs: Sequence[BenchRun],
+    journals: Sequence[JournalRun],
+    profiles: Sequence[ProfileCounts],
+    checks: Sequence[CheckRun],
+) -> Section | None:
     """None without phases or steps enough."""
     charts = []
     for number, run in enumerate(runs):
         grid = grid_of_bench(run)
         if grid.cells:
             charts.append(_bench_chart(f"best-{number}", run, grid, len(runs) > 1))
+    for number, profile in enumerate(profiles):
+        grid = grid_of_profile(profile)
+        if grid.cells:
+            charts.append(_profile_chart(f"expected-{number}", profile, grid, len(profiles) > 1))
+    for number, check in enumerate(checks):
+        grid = grid_of_check(check)
+        if grid.cells:
+            charts.append(_check_chart(f"checked-{number}", check, grid, len(checks) > 1))
     for number, journal in enumerate(journals):
         grid = grid_of_journal(journal)
         if grid.cells:
@@ -150,17 +200,46 @@ def best_choice_section(runs: Sequence[BenchRun], journals: Sequence[JournalRun]
 
 def _bench_chart(name: str, run: BenchRun, grid: Grid, is_named: bool) -> Chart:
     title = "Best fixed choice, measured" + (f": {run.name}" if is_named else "")
-    edges = [f"below {HEAT_EDGES[0]:g}x"]
-    edges += [f"{low:g}–{high:g}x" for low, high in pairwise(HEAT_EDGES)]
-    edges.append(f"{HEAT_EDGES[-1]:g}x and more")
-    used = {cell.role for cell in grid.cells}
-    keys = tuple(Key(text, role) for text, role in zip(edges, HEAT, strict=True) if role in used)
     return _chart(
-        name, title, "Best fixed proposer and k with its speedup over plain decoding", grid, keys,
-        ("best fixed choice", "against plain", "AutoSpec"),
+        name, title, "Best fixed proposer and k with its speedup over plain decoding", grid,
+        _heat_keys(grid), ("best fixed choice", "against plain", "AutoSpec"),
         "Color is the speedup of the best fixed choice over plain decoding; off is plain decoding "
         "itself.",
     )  # fmt: skip
+
+
+def _profile_chart(name: str, profile: ProfileCounts, grid: Grid, is_named: bool) -> Chart:
+    title = "Best fixed choice, expected" + (f": {profile.name}" if is_named else "")
+    left_out = dict.fromkeys(
+        f"{proposer}: {why}"
+        for view in profile.outlooks.values()
+        for proposer, why in view.left_out.items()
+    )
+    note = "By the profile's acceptance and step cost, at loads it has seen; not measured."
+    if left_out:
+        note += f" Left out are {'; '.join(each.replace('`', chr(39)) for each in left_out)}."
+    return _chart(
+        name, title, "Best fixed proposer and k and the speedup expected of it", grid,
+        _heat_keys(grid), ("best fixed choice", "against plain"), note,
+    )  # fmt: skip
+
+
+def _check_chart(name: str, run: CheckRun, grid: Grid, is_named: bool) -> Chart:
+    title = "Best lookup, expected" + (f": {run.name}" if is_named else "")
+    return _chart(
+        name, title, "Best lookup and k and the speedup expected of it", grid, _heat_keys(grid),
+        ("best lookup", "against plain", "90 % interval"),
+        "What lookups would have had accepted on exactly these outputs, at the step times that the "
+        "check knows; intervals are over the requests.",
+    )  # fmt: skip
+
+
+def _heat_keys(grid: Grid) -> tuple[Key, ...]:
+    texts = [f"below {HEAT_EDGES[0]:g}x"]
+    texts += [f"{low:g}–{high:g}x" for low, high in pairwise(HEAT_EDGES)]
+    texts.append(f"{HEAT_EDGES[-1]:g}x and more")
+    used = {cell.role for cell in grid.cells}
+    return tuple(Key(text, role) for text, role in zip(texts, HEAT, strict=True) if role in used)
 
 
 def _journal_chart(name: str, run: JournalRun, grid: Grid, is_named: bool) -> Chart:

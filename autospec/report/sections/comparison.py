@@ -134,8 +134,8 @@ def _journal_table(runs: Sequence[JournalRun]) -> DataTable:
     return DataTable(
         "Journals: every run over everything",
         (
-            "run", "started", "steps", "time in steps", "tokens", "tokens/s",
-            "tokens per request and step", "request steps with a draft", "accepted",
+            "run", "started", "steps", "in steps", "tokens", "tokens/s", "tokens a step",
+            "with a draft", "accepted",
         ),
         tuple(
             (

@@ -14,7 +14,9 @@ from autospec.phases import ADAPTIVE, PLAIN
 from autospec.report.drawing import Sheet
 from autospec.report.page import Chart, DataTable, Section, chart
 from autospec.report.readers.bench_run import BenchRun
+from autospec.report.readers.check_run import CheckRun
 from autospec.report.readers.journal_run import JournalRun, LoadSums
+from autospec.report.readers.profile_counts import ProfileCounts
 from autospec.report.readers.replay_run import ReplayRun
 from autospec.report.sections.scales import load_axis, plain_line, speedup_axis
 from autospec.report.theme import ACCENT, INK, MUTED, Key, paint, proposer_roles
@@ -22,6 +24,11 @@ from autospec.report.wording import count, shortened, times
 
 BEST_FIXED = "best fixed choice in hindsight"
 CLAIRVOYANT = "clairvoyant bound"
+BEST_LOOKUP = "best lookup, expected"
+PREDICTED = "best fixed choice, predicted"
+TUNED = "AutoSpec, tuned settings"
+UNTUNED = "AutoSpec, default settings"
+_BOUNDS = (BEST_FIXED, CLAIRVOYANT, PREDICTED)
 _FEWEST_PLAIN = 3
 _FEWEST_STEPS = 30
 _COVERED = 0.5
@@ -31,10 +38,11 @@ _COLUMNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Speedups over plain decoding by running requests, loads rising."""
+    """Speedups over plain decoding by running requests, loads rising; ``spans`` are intervals."""
 
     name: str
     points: tuple[tuple[float, float], ...]
+    spans: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,45 @@ def panels_of_replay(run: ReplayRun) -> tuple[Panel, ...]:
     return (Panel("", kept),) if kept else ()
 
 
+def panels_of_check(run: CheckRun) -> tuple[Panel, ...]:
+    """The best lookup expected, for all requests and by workload, at two loads or more."""
+    found = [("all requests", run.speedups)] if len(run.workloads) != 1 else []
+    found += [(workload.name, workload.speedups) for workload in run.workloads]
+    return tuple(
+        Panel(
+            title,
+            (
+                Line(
+                    BEST_LOOKUP,
+                    tuple((float(each.running), each.speedup) for each in speedups),
+                    tuple((each.low, each.high) for each in speedups),
+                ),
+            ),
+        )
+        for title, speedups in found
+        if len(speedups) > 1
+    )
+
+
+def panels_of_profile(profile: ProfileCounts) -> tuple[Panel, ...]:
+    """What a tuning predicted and measured, at two loads or more."""
+    if profile.tuned is None:
+        return ()
+    loads = sorted(profile.tuned.loads, key=lambda each: each.load)
+    lines = [Line(PREDICTED, tuple((float(each.load), each.predicted) for each in loads))]
+    for name in ("measured", "untuned"):
+        found = [
+            (float(each.load), ratio)
+            for each in loads
+            if (ratio := getattr(each, name)) is not None
+        ]
+        points = tuple((load, ratio.value) for load, ratio in found)
+        spans = tuple((ratio.low, ratio.high) for _, ratio in found)
+        lines.append(Line(TUNED if name == "measured" else UNTUNED, points, spans))
+    kept = tuple(line for line in lines if len(line.points) > 1)
+    return (Panel("", kept),) if kept else ()
+
+
 def panels_of_journal(run: JournalRun) -> tuple[Panel, ...]:
     """The run against its own plain steps, by octave of load."""
     points = journal_speedups(run.loads)
@@ -147,7 +194,11 @@ def journal_speedups(loads: Mapping[int, LoadSums]) -> tuple[tuple[float, float]
 
 
 def crossover_section(
-    benches: Sequence[BenchRun], replays: Sequence[ReplayRun], journals: Sequence[JournalRun]
+    benches: Sequence[BenchRun],
+    replays: Sequence[ReplayRun],
+    journals: Sequence[JournalRun],
+    profiles: Sequence[ProfileCounts],
+    checks: Sequence[CheckRun],
 ) -> Section | None:
     """None where nothing was measured at more than one load."""
     found: list[tuple[str, str, tuple[Panel, ...], str]] = []
@@ -157,6 +208,12 @@ def crossover_section(
     for replay in replays:
         note = "Simulated clock, each policy on the same requests; closed loops."
         found.append(("replay", replay.name, panels_of_replay(replay), note))
+    for profile in profiles:
+        note = "Measured on held-out requests against plain decoding, with 95 % intervals."
+        found.append(("tuned", profile.name, panels_of_profile(profile), note))
+    for check in checks:
+        note = "Expected from the outputs and the step times known, with 90 % intervals."
+        found.append(("check", check.name, panels_of_check(check), note))
     for journal in journals:
         note = (
             "Goodput of the run over that of its own plain steps at the same load, probes and "
@@ -171,11 +228,7 @@ def crossover_section(
     sentences = []
     for _, name, panels, _ in kept:
         for panel in panels[:_MOST_PANELS]:
-            words = [
-                crossing_words(line)
-                for line in panel.lines
-                if line.name not in (BEST_FIXED, CLAIRVOYANT)
-            ]
+            words = [crossing_words(line) for line in panel.lines if line.name not in _BOUNDS]
             head = ": ".join(part for part in (name if len(kept) > 1 else "", panel.title) if part)
             sentences.append((f"{head}: " if head else "") + "; ".join(words) + ".")
     return Section(
@@ -191,11 +244,11 @@ def crossover_section(
 
 def _roles(panels: tuple[Panel, ...]) -> dict[str, str]:
     names = dict.fromkeys(line.name for panel in panels for line in panel.lines)
-    own = [name for name in names if name not in (BEST_FIXED, CLAIRVOYANT)]
+    own = [name for name in names if name not in _BOUNDS]
     roles = proposer_roles(own)
     if ADAPTIVE not in own and own:
         roles[own[0]] = ACCENT
-    return roles | {BEST_FIXED: INK, CLAIRVOYANT: MUTED}
+    return roles | {BEST_FIXED: INK, PREDICTED: INK, CLAIRVOYANT: MUTED}
 
 
 def _chart(name: str, source: str, panels: tuple[Panel, ...], note: str, is_named: bool) -> Chart:
@@ -222,8 +275,7 @@ def _chart(name: str, source: str, panels: tuple[Panel, ...], note: str, is_name
             table,
         ),
         keys=tuple(
-            Key(each, roles[each], "dashed" if each in (BEST_FIXED, CLAIRVOYANT) else "line")
-            for each in names
+            Key(each, roles[each], "dashed" if each in _BOUNDS else "line") for each in names
         ),
         note=note,
         narrow_height=260 if len(drawn) == 1 else 50 + 190 * len(drawn),
@@ -235,6 +287,7 @@ def _draw(sheet: Sheet, panels: tuple[Panel, ...], roles: Mapping[str, str]) -> 
     rows = -(-len(panels) // columns)
     grid = sheet.figure.subplots(rows, columns, sharey=True, squeeze=False)
     values = [y for panel in panels for line in panel.lines for _, y in line.points]
+    values += [y for panel in panels for line in panel.lines for span in line.spans for y in span]
     for index, axes in enumerate(grid.flat):
         if index >= len(panels):
             axes.set_axis_off()
@@ -242,8 +295,11 @@ def _draw(sheet: Sheet, panels: tuple[Panel, ...], roles: Mapping[str, str]) -> 
         panel = panels[index]
         axes.set_title(shortened(panel.title, 28), color=paint(MUTED))
         for line in panel.lines:
-            is_bound = line.name in (BEST_FIXED, CLAIRVOYANT)
+            is_bound = line.name in _BOUNDS
             xs, ys = zip(*line.points, strict=True)
+            if line.spans:
+                low, high = zip(*line.spans, strict=True)
+                axes.vlines(xs, low, high, color=paint(roles[line.name]), alpha=0.45, linewidth=2)
             (drawn,) = axes.plot(
                 xs, ys, color=paint(roles[line.name]), marker="o", markersize=5,
                 linestyle=(0, (4, 2)) if is_bound else "-", linewidth=1.3 if is_bound else 2.0,

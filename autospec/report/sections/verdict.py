@@ -5,12 +5,14 @@ from __future__ import annotations
 from autospec.phases import ADAPTIVE, PLAIN
 from autospec.report.page import Figure, Verdict
 from autospec.report.readers.bench_run import BenchRun, Phase, Spread
+from autospec.report.readers.check_run import CheckRun
 from autospec.report.readers.journal_run import JournalRun
 from autospec.report.readers.profile_counts import ProfileCounts
 from autospec.report.readers.replay_run import ReplayRun
 from autospec.report.sections.acceptance import panels_of
 from autospec.report.sections.rails import rails_sentences
 from autospec.report.wording import count, duration, percent, plural, rate, series, times
+from autospec.tuned import Tuning
 
 
 def bench_verdict(run: BenchRun) -> Verdict:
@@ -134,6 +136,19 @@ def journal_verdict(run: JournalRun) -> Verdict:
     return Verdict(run.name, tuple(sentences), tuple(figures))
 
 
+def check_verdict(run: CheckRun) -> Verdict:
+    """The check's own verdict, its reason, and what to do."""
+    if run.verdict is None:
+        return Verdict(run.name, run.notes or ("The check came to no verdict.",), ())
+    figures = []
+    if run.speedups:
+        for each in dict.fromkeys((run.speedups[0], run.speedups[-1])):
+            words = f"expected of {each.proposer}:{each.k} at {each.running} running"
+            figures.append(Figure(times(each.speedup), words if each.k else "plain decoding"))
+    sentences = (run.verdict.sentence, run.verdict.reason, *run.verdict.next_steps, *run.notes)
+    return Verdict(run.name, tuple(each for each in sentences if each), tuple(figures))
+
+
 def profile_verdict(profile: ProfileCounts) -> Verdict:
     """What it was learned on, and which proposer is accepted most readily."""
     requests = sum(profile.requests.values())
@@ -153,6 +168,30 @@ def profile_verdict(profile: ProfileCounts) -> Verdict:
             f"{percent(interval.share)} of cases ({percent(interval.low)} to "
             f"{percent(interval.high)})."
         )
+    figures: list[Figure] = []
+    if profile.tuned is not None:
+        tuning, figures = _tuning(profile.tuned)
+        sentences = [*tuning, *sentences]
     if profile.cost is None:
         sentences.append("It holds no step times yet.")
-    return Verdict(profile.name, tuple(sentences), ())
+    return Verdict(profile.name, tuple(sentences), tuple(figures))
+
+
+def _tuning(tuned: Tuning) -> tuple[list[str], list[Figure]]:
+    """What a tuning run decided, and what its settings brought at each load."""
+    sentences = [
+        "Tuned settings are kept: they won on held-out requests outside the noise."
+        if tuned.kept
+        else "The default settings are kept: no others won on held-out requests outside the noise."
+    ]
+    figures = []
+    for each in sorted(tuned.loads, key=lambda each: each.load):
+        if each.measured is not None:
+            span = f"{times(each.measured.low)} to {times(each.measured.high)}"
+            label = f"{each.load} running, against plain ({span})"
+            figures.append(Figure(times(each.measured.value), label))
+    if tuned.crossover is None:
+        sentences.append("Speculation paid at every load that was looked at.")
+    else:
+        sentences.append(f"From {plural(tuned.crossover, 'running request')} on it does not pay.")
+    return sentences, figures
