@@ -123,7 +123,7 @@ def test_asynchronous_scheduling_is_planned_one_step_ahead() -> None:
 
     from autospec.adapters.vllm import AutoSpecAsyncScheduler, AutoSpecScheduler
 
-    with engine("draft_model") as llm:
+    with engine("draft_model", enable_prefix_caching=False) as llm:
         real = scheduler_of(llm)
         config = real.vllm_config
         config.scheduler_config.async_scheduling = True

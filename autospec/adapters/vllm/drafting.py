@@ -73,11 +73,14 @@ class DraftDesk:
 
     def defer(self, scheduler_output: Any, *arguments: Any) -> list[list[int]]:
         """Called where vLLM would draft: keep what drafting needs, draft nothing."""
-        if self._packs:
-            _, _, hidden_states, _, aux_hidden_states, _, attention = arguments[:7]
-            self._keep(scheduler_output, hidden_states, aux_hidden_states, attention)
-        elif self._method in STATELESS_METHODS:
-            self._call = (scheduler_output, *arguments)
+        try:
+            if self._packs:
+                _, _, hidden_states, _, aux_hidden_states, _, attention = arguments[:7]
+                self._keep(scheduler_output, hidden_states, aux_hidden_states, attention)
+            elif self._method in STATELESS_METHODS:
+                self._call = (scheduler_output, *arguments)
+        except Exception as error:
+            self._fault(error)
         return [[] for _ in self._runner.input_batch.req_ids]
 
     def drop(self) -> None:
@@ -87,23 +90,16 @@ class DraftDesk:
     def draft(self, order: DraftOrder, scheduler_output: Any) -> None:
         """Carry out an order before the step's target forward; fills in the draft tokens."""
         began = time.perf_counter()
-        self._forgotten -= scheduler_output.preempted_req_ids or set()
-        for request_id in (*scheduler_output.finished_req_ids, *order.forget):
-            self._segments.pop(request_id, None)
-        self._forgotten -= scheduler_output.finished_req_ids
-        self._forgotten.update(order.forget)
         drafted: dict[str, list[int]] = {}
         try:
+            self._forget(order, scheduler_output)
             with torch.inference_mode():
                 if self._packs:
                     drafted = self._draft_packed(order, scheduler_output)
                 elif self._call is not None and order.draft:
                     drafted = self._draft_late()
         except Exception as error:
-            self._faults += 1
-            if not self._is_logged:
-                self._is_logged = True
-                log.error("drafting failed; the step goes on (logged once)", exc_info=error)
+            self._fault(error)
         self._call = None
         scheduled = scheduler_output.scheduled_spec_decode_tokens
         for request_id in order.draft:
@@ -121,6 +117,20 @@ class DraftDesk:
         return report
 
     # ----------------------------------------------------------------------------------------
+
+    def _fault(self, error: Exception) -> None:
+        self._segments.clear()
+        self._faults += 1
+        if not self._is_logged:
+            self._is_logged = True
+            log.error("drafting failed; the step goes on (logged once)", exc_info=error)
+
+    def _forget(self, order: DraftOrder, scheduler_output: Any) -> None:
+        ended = set(scheduler_output.finished_req_ids)
+        for request_id in ended.union(order.forget):
+            self._segments.pop(request_id, None)
+        self._forgotten.update(order.forget)
+        self._forgotten -= ended.union(scheduler_output.preempted_req_ids or ())
 
     def _keep(
         self, scheduler_output: Any, hidden_states: Any, aux_hidden_states: Any, attention: Any

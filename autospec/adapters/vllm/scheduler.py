@@ -16,16 +16,6 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
 from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 
 
-class _LiveDepth:
-    """What vLLM reads as its table from batch size to k: the depth that was just planned."""
-
-    def __init__(self, steering: Steering) -> None:
-        self._steering = steering
-
-    def __getitem__(self, batch_size: int) -> int:
-        return self._steering.depth
-
-
 class _Steered:
     """The calls around a vLLM scheduler's own; mixed in before it."""
 
@@ -33,8 +23,10 @@ class _Steered:
 
     def _steer(self, vllm_config: Any) -> None:
         self.steering = Steering(self, vllm_config, _VERSION)
-        # A table, even a live one, also keeps vLLM from padding new requests with drafts.
-        self.dynamic_sd_lookup = _LiveDepth(self.steering)
+        # A table keeps vLLM from padding new requests with drafts that nobody planned.
+        most = int(vllm_config.num_speculative_tokens)
+        sizes = int(vllm_config.scheduler_config.max_num_seqs) + 1
+        self.dynamic_sd_lookup = [most] * sizes
         atexit.register(_close, weakref.ref(self.steering))
 
     def add_request(self, request: Any) -> None:

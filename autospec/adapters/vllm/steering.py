@@ -75,7 +75,6 @@ class Steering:
             registry=self.registry,
         )
         self._exposition = Exposition(self.registry) if self.options.metrics else None
-        self.depth = self._most
         self._flights: dict[int, Flight] = {}
         self._ahead: dict[str, tuple[StepPlan, int]] = {}  # of the next step
         self._ahead_k: dict[str, int] = {}
@@ -154,7 +153,6 @@ class Steering:
         """Plan the step that is about to be scheduled, where plans are made NOW."""
         self._settle()
         self._current = flight = Flight(self.clock())
-        self.depth = self._most
         if self.drafting.mode is Mode.AHEAD:
             return
         requests: list[Any] = []
@@ -176,17 +174,13 @@ class Steering:
         step = self.pilot.plan(rows, waiting, prefill)
         if step.plan.mode == "fallback":
             return
-        depth = 0
         for index, request in enumerate(requests):
             tokens = step.lookup_tokens(index)
-            if tokens is None:
-                k = int(step.plan.k[index]) if rows[index].model else 0
-                tokens = [0] * k  # the worker drafts them
-                depth = max(depth, k)
+            if tokens is None:  # the worker drafts them
+                tokens = [0] * int(step.plan.k[index]) if rows[index].model else []
             elif request.use_structured_output and tokens:
                 tokens = self._scheduler.structured_output_manager.validate_tokens(request, tokens)
             request.spec_token_ids = tokens
-        self.depth = depth
         flight.step, flight.requests = step, requests
         flight.ordered = True
 
