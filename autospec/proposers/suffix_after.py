@@ -43,7 +43,12 @@ class SuffixAfter:
                 f"that {head.info.name} drafts"
             )
         self.info = ProposerInfo(
-            name, "parallel", head_k + suffix.info.max_k, needs_state=head.info.needs_state
+            name,
+            "parallel",
+            head_k + suffix.info.max_k,
+            needs_state=head.info.needs_state,
+            head=head.info.name,
+            head_k=head_k,
         )
         self.hidden_layers = head.hidden_layers
         self._head = head
