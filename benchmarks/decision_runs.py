@@ -570,6 +570,16 @@ def warm(half: str, workload: str, concurrency: int) -> dict[str, Any]:
     return found
 
 
+def warm_speed(half: str, workload: str, concurrency: int) -> dict[str, Any]:
+    """Many requests that begin at once, with a profile of the other half and without."""
+    other = "odd" if half == "even" else "even"
+    requests = _requests(workload, half, concurrency)
+    profile = _learned(_requests(workload, other, concurrency), concurrency)
+    marks = [_drive(requests, concurrency, profile=each)[-1] for each in (profile, None)]
+    warm, cold = (mark.tokens / mark.seconds for mark in marks)
+    return {"ratio": warm / cold}
+
+
 def _learned(requests: Sequence[TraceRequest], concurrency: int) -> Profile:
     """What a run leaves behind."""
     import tempfile
@@ -702,6 +712,7 @@ _RUNS: Mapping[str, Callable[..., dict[str, Any]]] = {
         swing,
         off_and_back,
         warm,
+        warm_speed,
         open_adaptive,
         open_fixed,
         slo_adaptive,

@@ -386,16 +386,21 @@ def back_cells(runs: Runs, options: argparse.Namespace) -> Iterator[Cell]:
 
 def warm_specs(options: argparse.Namespace) -> list[Spec]:
     return [
-        ("warm", (half, w, b))
+        (name, (half, w, b))
         for half in ("even", "odd")
         if half in options.halves
         for w in (MIX, *WORKLOADS)
-        for b in (1, 8)
+        for name, loads in (("warm", (1, 8)), ("warm_speed", (32, 128)))
+        for b in loads
     ]
 
 
 def warm_cells(runs: Runs, options: argparse.Namespace) -> Iterator[Cell]:
-    for _, (half, workload, b) in warm_specs(options):
+    for name, (half, workload, b) in warm_specs(options):
+        if name == "warm_speed":
+            ratio = runs[name, (half, workload, b)]["ratio"]
+            yield Cell("warm against cold", _label((workload, half, b)), ratio, 0.985)
+            continue
         run = runs["warm", (half, workload, b)]
         note = (
             f"tokens to 95 %: cold {run['cold']}, warm {run['warm']}; first {run['window']} tokens "
