@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autospec import __version__
+from autospec import __version__, acceptance, cost
 from autospec.config import Settings
 from autospec.contention import read_cpu, was_disturbed
 from autospec.controller import Controller
@@ -25,19 +25,27 @@ from autospec.journal import Journal
 from autospec.metrics import Metrics
 from autospec.phases import ADAPTIVE, OFF, PLAIN, BlockResult, Choice
 from autospec.policy.static import StaticOptions
-from autospec.profile import Profile
+from autospec.profile import Identity, Profile, warm_start
 from autospec.prompts import Prompt
 from autospec.proposers.base import LookupProposer
 from autospec.proposers.draft_model import DraftModelProposer
 from autospec.proposers.heads import HEAD_KINDS, head_kind, load_head
-from autospec.proposers.ngram import NgramProposer
-from autospec.proposers.suffix import SuffixProposer
-from autospec.records import BatchState, EngineInfo, Float32Array, Int16Array, Plan, Request
+from autospec.proposers.settings import LOOKUP_DEFAULTS, make_lookup, settings_of
+from autospec.records import (
+    BatchState,
+    EngineInfo,
+    Float32Array,
+    Int16Array,
+    Plan,
+    ProposerInfo,
+    Request,
+)
 from autospec.records import StepResult as ControllerResult
+from autospec.tuned import ProposerSettings
 
 STATIC_PROPOSERS = ("ngram", "suffix", "draft_model", *HEAD_KINDS)
 MAX_STATIC_K = 32
-_ADAPTIVE_K = {"ngram": 8, "suffix": 16, "draft_model": 8}
+_DRAFT_K = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +203,15 @@ class Arm:
         self._target = inputs.target
         proposers: tuple[LookupProposer | ModelProposer, ...] = ()
         if spec.name != PLAIN:
-            proposers = _proposers(spec, inputs)
+            engine = engine_info(inputs.target)
+            if spec.name == ADAPTIVE and profile is None and settings.profile.path is not None:
+                profile = _saved(settings.profile.path, inputs, engine)
+            proposers = _proposers(spec, inputs, settings_of(profile))
             infos = tuple(proposer.info for proposer in proposers)
             self.controller = Controller(
                 settings if spec.name == ADAPTIVE else static_settings(spec),
                 infos,
-                engine_info(inputs.target),
+                engine,
                 profile=profile,
                 journal=journal,
                 metrics=metrics,
@@ -273,21 +284,46 @@ class Arm:
         return Served(result, tuple(outputs[request.id] for request in requests))
 
 
-def _proposers(spec: ArmSpec, inputs: ArmInputs) -> tuple[LookupProposer | ModelProposer, ...]:
-    slots, capacity = inputs.slots, inputs.capacity
-    limits = _ADAPTIVE_K if spec.proposer is None else {spec.proposer: spec.k}
+def _saved(path: Path, inputs: ArmInputs, engine: EngineInfo) -> Profile | None:
+    """The profile to start from, if there is one and it fits."""
+    names = [*LOOKUP_DEFAULTS, *(head_kind(folder) for folder in inputs.heads)]
+    if inputs.draft is not None:
+        names.append("draft_model")
+    infos = tuple(ProposerInfo(name, "lookup", 1) for name in names)  # names alone identify
+    return warm_start(path, Identity.of(engine, infos), acceptance.LAYOUT, cost.LAYOUT)
+
+
+def _proposers(
+    spec: ArmSpec, inputs: ArmInputs, tuned: Mapping[str, ProposerSettings]
+) -> tuple[LookupProposer | ModelProposer, ...]:
+    """Those of an arm: with the settings of a profile, or at a static arm's k."""
     chosen: list[LookupProposer | ModelProposer] = []
-    if "ngram" in limits:
-        chosen.append(NgramProposer(slots, capacity, max_k=limits["ngram"]))
-    if "suffix" in limits:
-        chosen.append(SuffixProposer(slots, capacity, max_k=limits["suffix"]))
-    if "draft_model" in limits and inputs.draft is not None:
-        chosen.append(DraftModelProposer(inputs.draft, max_k=limits["draft_model"]))
+    for name in LOOKUP_DEFAULTS:
+        if spec.proposer in (None, name):
+            own = tuned[name] if spec.proposer is None else _at_k(name, spec.k)
+            chosen.append(make_lookup(name, own, inputs.slots, inputs.capacity))
+    if spec.proposer in (None, "draft_model") and inputs.draft is not None:
+        found = None if spec.proposer else tuned.get("draft_model")
+        chosen.append(
+            DraftModelProposer(
+                inputs.draft,
+                max_k=spec.k or (_DRAFT_K if found is None else found.max_k),
+                min_confidence=0.0 if found is None else found.min_confidence or 0.0,
+            )
+        )
     for folder in inputs.heads:
-        if spec.proposer in (None, head_kind(folder)):
-            # A static arm's k is also the deepest it may draft; else what the head was made for.
-            chosen.append(load_head(folder, inputs.target, spec.k or None))
+        kind = head_kind(folder)
+        if spec.proposer in (None, kind):
+            # A static arm's k is also the deepest it may draft; else what the head was made or
+            # tuned for.
+            found = None if spec.proposer else tuned.get(kind)
+            k = spec.k or (None if found is None else found.max_k)
+            chosen.append(load_head(folder, inputs.target, k))
     return tuple(chosen)
+
+
+def _at_k(name: str, k: int) -> ProposerSettings:
+    return LOOKUP_DEFAULTS[name].model_copy(update={"max_k": k})
 
 
 def static_settings(spec: ArmSpec) -> Settings:

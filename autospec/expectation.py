@@ -22,9 +22,11 @@ _DEVIATIONS = 6.0  # of the binomial that are averaged over
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per output position: shares of positions with a draft of more than j tokens (``drafted``
-    [k]), and at which its first j + 1 tokens are accepted (``accepted`` [k])."""
+    """Per step of a request, when k is always j + 1: the share of steps with a draft
+    (``drafting`` [k]), and the mean of draft tokens verified (``drafted`` [k]) and accepted
+    (``accepted`` [k])."""
 
+    drafting: Float64Array  # [k]
     drafted: Float64Array  # [k]
     accepted: Float64Array  # [k]
 
@@ -44,22 +46,28 @@ class Choice:
 
 
 def rates_of_model(hazards: Float64Array) -> Rates:
-    """Rates of a proposer that drafts at every position, from its hazards [k]."""
+    """Rates of a proposer that drafts in every step, from its hazards by position [k]."""
     gains = np.zeros((1, 1, len(hazards)), dtype=np.float32)
     limits = np.array([[len(hazards)]], dtype=np.int16)
     throughput_gains(hazards[None, None].astype(np.float32), limits, gains)
-    return Rates(np.ones(len(hazards)), gains[0, 0].astype(np.float64))
+    ones = np.ones(len(hazards))
+    return Rates(ones, np.cumsum(ones), np.cumsum(gains[0, 0].astype(np.float64)))
 
 
-def mixed(parts: Mapping[str, Rates], weights: Mapping[str, float]) -> Rates:
-    """Rates of a mix of workloads by their weights, up to the k that is known of all."""
-    total = sum(weights[name] for name in parts)
+def mixed(parts: Mapping[str, Rates], tokens: Mapping[str, float]) -> Rates:
+    """Rates of a mix of workloads by their output tokens, up to the k that is known of all.
+
+    A workload that accepts more takes fewer steps for its tokens.
+    """
     depth = min(rates.max_k for rates in parts.values())
-    drafted, accepted = np.zeros((2, depth))
+    steps, drafting, drafted, accepted = np.zeros((4, depth))
     for name, rates in parts.items():
-        drafted += weights[name] / total * rates.drafted[:depth]
-        accepted += weights[name] / total * rates.accepted[:depth]
-    return Rates(drafted, accepted)
+        own = tokens[name] / (1.0 + rates.accepted[:depth])
+        steps += own
+        drafting += own * rates.drafting[:depth]
+        drafted += own * rates.drafted[:depth]
+        accepted += own * rates.accepted[:depth]
+    return Rates(drafting / steps, drafted / steps, accepted / steps)
 
 
 def binomial(n: int, share: float) -> tuple[int, Float64Array]:
@@ -115,14 +123,14 @@ class Expectation:
         if k == 0:
             return self.plain_goodput(requests)
         rates = self.rates[proposer]
-        share = float(rates.drafted[0])
-        length = float(rates.drafted[:k].sum()) / share if share > 0.0 else 0.0
+        share = float(rates.drafting[k - 1])
+        length = float(rates.drafted[k - 1]) / share if share > 0.0 else 0.0
         first, chances = binomial(requests, share)
         seconds = sum(
             float(chance) * self._seconds(requests, m, round(m * length), (proposer, k))
             for m, chance in enumerate(chances, start=first)
         )
-        return requests * (1.0 + float(rates.accepted[:k].sum())) / seconds
+        return requests * (1.0 + float(rates.accepted[k - 1])) / seconds
 
     def goodputs(self, requests: int, proposer: str, most_k: int) -> Float64Array:
         """Of every k from 0 to ``most_k`` [k + 1]."""

@@ -126,7 +126,9 @@ def _rates(
             measured: WorkloadRates = profile.tuned.workloads[name]
             rates = measured.proposers.get(info.name)
             if rates is not None and rates.accepted:
-                found[name] = Rates(np.array(rates.drafted), np.array(rates.accepted))
+                found[name] = Rates(
+                    np.array(rates.drafting), np.array(rates.drafted), np.array(rates.accepted)
+                )
                 weights[name] = float(measured.tokens)
             continue
         counts = profile.workloads[name].proposers.get(info.name)

@@ -39,11 +39,13 @@ class KCap(_Form):
 
 
 class DraftRates(_Form):
-    """Per output position, over all of them: ``drafted[j]`` is the share at which a draft of more
-    than j tokens was there, ``accepted[j]`` the share at which its first j + 1 were right."""
+    """Per decoding step of a request, when k is always j + 1: the share of steps with a draft
+    (``drafting[j]``), and how many draft tokens are verified (``drafted[j]``) and accepted
+    (``accepted[j]``) on average."""
 
-    drafted: tuple[Share, ...]
-    accepted: tuple[Share, ...]
+    drafting: tuple[Share, ...]
+    drafted: tuple[Quantity, ...]
+    accepted: tuple[Quantity, ...]
 
 
 class WorkloadRates(_Form):

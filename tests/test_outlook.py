@@ -61,7 +61,9 @@ def test_workloads_are_told_apart_and_mixed() -> None:
     }
     assert best["code"] > best["chat"]
     both = outlook(profile).expectation.rates["ngram"]
-    assert both.drafted[0] == pytest.approx(0.45)
+    code, chat = 1 / 1.72, 1 / 1.02  # steps per token at k = 1
+    share = (0.8 * code + 0.1 * chat) / (code + chat)
+    assert both.drafting[0] == pytest.approx(share)
 
 
 def test_an_unknown_workload_is_named_with_those_there_are() -> None:
@@ -73,7 +75,7 @@ def test_an_unknown_workload_is_named_with_those_there_are() -> None:
 def test_a_served_profile_judges_models_and_says_what_lookups_lack() -> None:
     view = outlook(served_profile(["eagle3", "ngram"], 0.6))
     assert set(view.expectation.rates) == {"eagle3"}
-    assert view.expectation.rates["eagle3"].accepted[:2] == pytest.approx([0.6, 0.36], rel=1e-3)
+    assert view.expectation.rates["eagle3"].accepted[:2] == pytest.approx([0.6, 0.96], rel=1e-3)
     assert "autospec tune" in view.left_out["ngram"]
     with pytest.raises(ProfileError, match="ngram: how often it has a draft is not known"):
         outlook(served_profile(["ngram"], 0.6))
@@ -106,14 +108,18 @@ def test_binomial_is_the_binomial() -> None:
     assert first + float(np.arange(len(chances)) @ chances) == pytest.approx(256.0)
 
 
-def test_rates_of_a_model_are_survivals() -> None:
+def test_rates_of_a_model_add_up_survivals() -> None:
     found = rates_of_model(np.array([0.9, 0.5]))
-    assert found.drafted.tolist() == [1.0, 1.0]
-    assert found.accepted == pytest.approx([0.9, 0.45], rel=1e-6)
+    assert found.drafting.tolist() == [1.0, 1.0]
+    assert found.drafted.tolist() == [1.0, 2.0]
+    assert found.accepted == pytest.approx([0.9, 1.35], rel=1e-6)
 
 
-def test_mixed_weighs_and_takes_the_common_depth() -> None:
-    one, other = Rates(np.ones(3), np.full(3, 0.6)), Rates(np.zeros(2), np.zeros(2))
-    both = mixed({"a": one, "b": other}, {"a": 3.0, "b": 1.0})
-    assert both.drafted.tolist() == [0.75, 0.75]
-    assert both.accepted == pytest.approx([0.45, 0.45])
+def test_mixed_counts_steps_and_takes_the_common_depth() -> None:
+    fast = Rates(np.ones(3), np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0]))
+    slow = Rates(np.zeros(2), np.zeros(2), np.zeros(2))
+    both = mixed({"a": fast, "b": slow}, {"a": 2.0, "b": 2.0})
+    # k = 1: the fast workload takes 1 step for its two tokens, the slow one 2.
+    assert both.drafting[0] == pytest.approx(1 / 3)
+    # Tokens over steps of the whole mix: 4 / 3 at k = 1, 4 / (2/3 + 2) at k = 2.
+    assert 1 + both.accepted == pytest.approx([4 / 3, 1.5])

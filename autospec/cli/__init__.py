@@ -12,6 +12,7 @@ from autospec.cli import (
     report,
     serve,
     train_proposer,
+    tune,
     vllm_args,
 )
 from autospec.cli.app import main
@@ -29,5 +30,6 @@ __all__ = [
     "report",
     "serve",
     "train_proposer",
+    "tune",
     "vllm_args",
 ]

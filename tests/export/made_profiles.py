@@ -46,10 +46,12 @@ def step_statistics(proposers: Sequence[ProposerInfo]) -> Statistics:
 
 
 def rates(share: float, hazard: float, depth: int) -> DraftRates:
-    """A draft of ``depth`` at that share of positions, each token right with ``hazard``."""
+    """A draft in that share of steps, each of its tokens right with ``hazard``."""
+    sums = [sum(hazard ** (j + 1) for j in range(k)) for k in range(1, depth + 1)]
     return DraftRates(
-        drafted=(share,) * depth,
-        accepted=tuple(share * hazard ** (j + 1) for j in range(depth)),
+        drafting=(share,) * depth,
+        drafted=tuple(share * k for k in range(1, depth + 1)),
+        accepted=tuple(share * each for each in sums),
     )
 
 

@@ -1,0 +1,51 @@
+"""How each proposer drafts unless a profile says otherwise, and lookups made accordingly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autospec.errors import InputError
+from autospec.profile import Profile
+from autospec.proposers.base import LookupProposer
+from autospec.proposers.ngram import NgramProposer
+from autospec.proposers.suffix import SuffixProposer
+from autospec.tuned import ProposerSettings
+
+LOOKUP_DEFAULTS: Mapping[str, ProposerSettings] = {
+    "ngram": ProposerSettings(kind="lookup", max_k=8, min_match=2, max_match=4),
+    "suffix": ProposerSettings(
+        kind="lookup", max_k=16, min_match=2, max_match=32, max_walk=64, cache_tokens=0
+    ),
+}
+
+
+def settings_of(profile: Profile | None) -> dict[str, ProposerSettings]:
+    """Settings of proposers by name: the defaults of lookups, and what a profile was tuned to."""
+    tuned = {} if profile is None or profile.tuned is None else profile.tuned.proposers
+    return {**LOOKUP_DEFAULTS, **tuned}
+
+
+def make_lookup(name: str, settings: ProposerSettings, slots: int, capacity: int) -> LookupProposer:
+    """``ngram`` or ``suffix`` with these settings; those that are None are the default ones.
+
+    Raises InputError for another name, or settings that do not fit together.
+    """
+    if name not in LOOKUP_DEFAULTS:
+        raise InputError(f"{name!r} is no lookup; there are {', '.join(LOOKUP_DEFAULTS)}")
+    known = settings.model_dump(exclude_none=True)
+    filled = LOOKUP_DEFAULTS[name].model_copy(update=known)
+    assert filled.min_match is not None
+    assert filled.max_match is not None
+    if name == "ngram":
+        return NgramProposer(slots, capacity, filled.max_k, filled.min_match, filled.max_match)
+    assert filled.max_walk is not None
+    assert filled.cache_tokens is not None
+    return SuffixProposer(
+        slots,
+        capacity,
+        filled.max_k,
+        filled.min_match,
+        filled.max_match,
+        filled.cache_tokens,
+        max_walk=filled.max_walk,
+    )

@@ -1,0 +1,239 @@
+"""Tuning on the embedded engine: what is recorded and timed on it, and the final itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autospec.arms import Arm, ArmInputs, ArmSpec, encode, engine_info, generation_request
+from autospec.config import Settings
+from autospec.engine.cache import SlotCache
+from autospec.engine.drafting import DraftTask, Kept, ModelDrafts, ModelProposer
+from autospec.engine.model import CausalModel
+from autospec.engine.request import GenerationRequest
+from autospec.errors import InputError
+from autospec.phases import ADAPTIVE, PLAIN
+from autospec.profile import Profile
+from autospec.prompts import Prompt
+from autospec.proposers.base import History
+from autospec.proposers.draft_model import DraftModelProposer
+from autospec.proposers.heads import load_head
+from autospec.record import record
+from autospec.records import EngineInfo, Float32Array, Int32Array, ProposerInfo
+from autospec.trace import TraceRequest
+from autospec.tuned import ProposerSettings
+
+_DRAFT_K = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The target, and what may draft for it. ``heads`` are folders."""
+
+    target: CausalModel
+    draft: CausalModel | None
+    heads: tuple[Path, ...]
+
+    @property
+    def info(self) -> EngineInfo:
+        """The engine, as profiles know it."""
+        return engine_info(self.target)
+
+    def proposers(self) -> tuple[ModelProposer, ...]:
+        """Every model that can draft, with its own most k."""
+        found: list[ModelProposer] = []
+        if self.draft is not None:
+            found.append(DraftModelProposer(self.draft, max_k=_DRAFT_K))
+        found += [load_head(folder, self.target) for folder in self.heads]
+        return tuple(found)
+
+
+class ConfidenceTap:
+    """Passes everything on to a model, and keeps how sure it was of every draft.
+
+    A request is known by its prompt, so prompts must differ.
+    """
+
+    def __init__(self, inner: ModelProposer) -> None:
+        self.info: ProposerInfo = inner.info
+        self.hidden_layers = inner.hidden_layers
+        self._inner = inner
+        self._prompts: dict[int, bytes] = {}
+        self._lengths: dict[int, int] = {}
+        self._sure: dict[bytes, dict[int, Float32Array]] = {}
+
+    def attach(self, target: CausalModel, cache: SlotCache) -> None:
+        """Passed on."""
+        self._inner.attach(target, cache)
+
+    def reset(self, slot: int) -> None:
+        """Passed on; the slot's next draft is a new request's first."""
+        self._inner.reset(slot)
+        self._prompts.pop(slot, None)
+
+    def stale_tokens(self, history: History, slots: Int32Array) -> Int32Array:
+        """Passed on."""
+        return self._inner.stale_tokens(history, slots)
+
+    def memory_bytes(self) -> int:
+        """Passed on."""
+        return self._inner.memory_bytes()
+
+    def draft(self, task: DraftTask) -> ModelDrafts:
+        """Passed on, and its confidence kept by request and position."""
+        drafts = self._inner.draft(task)
+        for row, slot in enumerate(task.slots.tolist()):
+            known = int(task.history.lengths[slot])
+            if slot not in self._prompts:  # one output token is known when first anybody drafts
+                self._lengths[slot] = known - 1
+                self._prompts[slot] = task.history.tokens[slot, : known - 1].tobytes()
+            kept = self._sure.setdefault(self._prompts[slot], {})
+            count = int(drafts.lengths[row])
+            kept[known - self._lengths[slot]] = drafts.confidence[row, :count].copy()
+        return drafts
+
+    def commit(self, kept: Kept, history: History) -> None:
+        """Passed on."""
+        self._inner.commit(kept, history)
+
+    def confidence(self, request: TraceRequest) -> Float32Array:
+        """[output, k] of a recorded request; 0 where nothing was drafted."""
+        rows: Float32Array = np.zeros(
+            (len(request.output_token_ids), self.info.max_k), dtype=np.float32
+        )
+        known = self._sure.get(request.prompt_token_ids.astype(np.int32).tobytes(), {})
+        for position, values in known.items():
+            if position < len(rows):
+                rows[position, : len(values)] = values
+        return rows
+
+
+def record_all(
+    models: Models, requests: Sequence[GenerationRequest], concurrency: int
+) -> tuple[tuple[TraceRequest, ...], dict[str, dict[str, Float32Array]]]:
+    """Traces with every model's accepted lengths, one pass each, and the models' confidences."""
+    proposers = models.proposers()
+    if not proposers:
+        return record(models.target, requests, None, concurrency=concurrency), {}
+    traces: tuple[TraceRequest, ...] = ()
+    confidence: dict[str, dict[str, Float32Array]] = {}
+    accepted: dict[str, dict[str, NDArray[np.int16]]] = {}
+    for proposer in proposers:
+        tap = ConfidenceTap(proposer)
+        traces = record(models.target, requests, tap, concurrency=concurrency)
+        name = proposer.info.name
+        confidence[name] = {each.id: tap.confidence(each) for each in traces}
+        for each in traces:
+            accepted.setdefault(each.id, {})[name] = each.accepted[name]
+    return tuple(
+        TraceRequest(
+            each.id,
+            each.workload,
+            each.prompt_token_ids,
+            each.output_token_ids,
+            accepted[each.id],
+            each.temperature,
+        )
+        for each in traces
+    ), confidence
+
+
+def requests_of(
+    prompts: Sequence[Prompt], models: Models, place: Path, max_tokens: int
+) -> list[GenerationRequest]:
+    """Greedy requests that end by themselves. Raises InputError for one that does not fit."""
+    found = []
+    for prompt in prompts:
+        token_ids = encode(prompt, models.target, place)
+        request = generation_request(
+            prompt, token_ids, prompt.id, max_tokens, stop_at_eos=True, seed=0
+        )
+        if len(token_ids) + request.max_tokens > models.target.context_tokens:
+            raise InputError(
+                f"{place}: prompt {prompt.id!r} has {len(token_ids)} tokens and is to be continued "
+                f"by {request.max_tokens}; the model's context is {models.target.context_tokens}"
+            )
+        found.append(request)
+    return found
+
+
+class Course:
+    """Arms over the same target, to be run against each other on held-out prompts."""
+
+    def __init__(
+        self,
+        models: Models,
+        prompts: Sequence[Prompt],
+        place: Path,
+        loads: Sequence[int],
+        max_tokens: int,
+        policy: Settings,
+        profiles: Mapping[str, Profile | None],
+    ) -> None:
+        self._prompts = tuple(prompts)
+        self._tokens = {each.id: encode(each, models.target, place) for each in prompts}
+        self._loads = tuple(loads)
+        self._max_tokens = max_tokens
+        longest = max(len(each) for each in self._tokens.values()) + max_tokens + 1
+        inputs = ArmInputs(models.target, models.draft, max(loads), longest, 0, models.heads)
+        kept = policy.model_copy(
+            update={"profile": policy.profile.model_copy(update={"path": None})}
+        )
+        self.arms = {
+            name: Arm(
+                ArmSpec(PLAIN if profile is None else ADAPTIVE), inputs, kept, profile=profile
+            )
+            for name, profile in profiles.items()
+        }
+        self._served = 0
+
+    def run_round(
+        self, seed: int, show: Callable[[str], None] = lambda line: None
+    ) -> dict[str, list[float | None]]:
+        """Goodput of every arm at every load, on the same requests, arms taking turns."""
+        goodputs: dict[str, list[float | None]] = {name: [] for name in self.arms}
+        for number, load in enumerate(self._loads):
+            chosen = self._block(load)
+            names = list(self.arms)
+            first = (seed + number) % len(names)
+            for name in (*names[first:], *names[:first]):
+                show(f"final: load {load}, {name}")
+                requests = [
+                    generation_request(
+                        prompt,
+                        self._tokens[prompt.id],
+                        f"{seed}.{load}.{index}-{prompt.id}",
+                        self._max_tokens,
+                        stop_at_eos=False,
+                        seed=seed,
+                    )
+                    for index, prompt in enumerate(chosen)
+                ]
+                result = self.arms[name].serve(requests, load).result
+                goodputs[name].append(result.tokens / result.seconds if result.seconds else None)
+        return goodputs
+
+    def _block(self, load: int) -> list[Prompt]:
+        """The next prompts in turn, as many as keep the load up, two at the least."""
+        count = max(2, load)
+        chosen = [
+            self._prompts[(self._served + index) % len(self._prompts)] for index in range(count)
+        ]
+        self._served += count
+        return chosen
+
+
+def model_settings(proposers: Sequence[ModelProposer]) -> dict[str, ProposerSettings]:
+    """The untuned settings of models by name."""
+    return {
+        each.info.name: ProposerSettings(
+            kind=each.info.kind,
+            max_k=each.info.max_k,
+            min_confidence=0.0 if each.info.name == "draft_model" else None,
+        )
+        for each in proposers
+    }

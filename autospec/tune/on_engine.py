@@ -1,0 +1,194 @@
+"""``autospec tune --engine embedded``: a model folder, prompts, this machine.
+
+The step-cost surface is timed, the prompts are decoded once per model that drafts, the search runs
+on these records with the measured step times, and the final on the engine itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from autospec.bench import load_model
+from autospec.config import Settings
+from autospec.cost import StepCost
+from autospec.engine.request import GenerationRequest
+from autospec.errors import InputError
+from autospec.profile import Profile, Statistics, merge
+from autospec.prompts import Prompt, read_prompts
+from autospec.proposers.settings import LOOKUP_DEFAULTS
+from autospec.records import Float32Array, ProposerInfo
+from autospec.trace import TraceRequest, read_traces, write_traces
+from autospec.tune.embedded import Course, Models, model_settings, record_all, requests_of
+from autospec.tune.final import PLAIN, UNTUNED, Verdict
+from autospec.tune.meter import Meter
+from autospec.tune.on_traces import finish
+from autospec.tune.outcome import make_tuning, with_figures
+from autospec.tune.rates import measure_rates
+from autospec.tune.run import (
+    Data,
+    Setting,
+    TuneOptions,
+    Tuner,
+    begin,
+    chosen_setting,
+    digest_of,
+    first_points,
+    split,
+)
+from autospec.tune.state import State, save_state, state_path, trace_path
+from autospec.tune.surface import design, fit, time_design
+from autospec.tune.traced import Bed
+from autospec.tuned import ProposerSettings
+
+_CONTEXTS = (96, 384)
+_REPLICATES = 5
+_RECORD_CONCURRENCY = 8
+
+
+def tune_on_engine(
+    options: TuneOptions, policy: Settings, older: Profile | None, console: Console
+) -> int:
+    """Measure, search and judge; write the profile; returns the exit code."""
+    if options.target is None or options.prompts is None:
+        raise InputError("--engine embedded needs --target and --prompts")
+    prompts = read_prompts(options.prompts)
+    digest = digest_of([options.prompts])
+    state, budget = begin(options, digest)
+    with torch.inference_mode():
+        target = load_model(options.target, options.dtype, options.device, console)
+        draft = None
+        if options.draft is not None:
+            draft = load_model(options.draft, options.dtype, options.device, console)
+        models = Models(target, draft, options.heads)
+        requests = requests_of(prompts, models, options.prompts, options.max_tokens)
+        with Meter(console, budget) as meter:
+            try:
+                meter.show("timing the step-cost surface")
+                data, step = _measure(options, policy, models, requests, digest, state, meter)
+                tuner = Tuner(options, data, state, budget, meter)
+                tuner.save()
+                meter.show("learning from the requests")
+                base = replace(tuner.learn_first(), cost={"step": step})
+                tuner.warm = base
+                tuner.search(first_points(tuner.space, older))
+                arms = tuner.finalists()
+                held_out = {request.id for request in data.held_out}
+                course = _course(
+                    options, data, policy, models, base, arms,
+                    [prompt for prompt in prompts if prompt.id in held_out],
+                )  # fmt: skip
+                verdict = tuner.run_final(course)
+                meter.show("serving with what was chosen")
+                chosen = chosen_setting(verdict, arms)
+                learned = tuner.serve_all(chosen.proposers, chosen.caps, options.loads)
+            except KeyboardInterrupt:
+                state.spent = budget.spent
+                save_state(state_path(options.out), state)
+                console.print("interrupted: the same command goes on from here", markup=False)
+                return 1
+    profile = replace(learned, cost={"step": step})
+    served = _served(course, verdict)
+    if served is not None:
+        profile = merge(profile, served)
+    rates, _ = measure_rates((*data.tuning, *data.held_out), chosen.proposers, data.bed.confidence)
+    tuning = make_tuning(options, data, chosen, verdict, rates, data.bed.info.device)
+    profile = with_figures(replace(profile, tuned=tuning), options.loads, state.rounds, verdict.arm)
+    finish(options, tuner, verdict, profile, console)
+    trace_path(options.out).unlink(missing_ok=True)
+    return 0
+
+
+def _measure(
+    options: TuneOptions,
+    policy: Settings,
+    models: Models,
+    requests: Sequence[GenerationRequest],
+    digest: str,
+    state: State,
+    meter: Meter,
+) -> tuple[Data, Statistics]:
+    """The step-cost surface and the recorded requests, or what an earlier run had of them."""
+    proposers = models.proposers()
+    infos = (
+        *(ProposerInfo(name, "lookup", each.max_k) for name, each in LOOKUP_DEFAULTS.items()),
+        *(each.info for each in proposers),
+    )
+    if state.cost is None:
+        contexts = (_CONTEXTS[0], min(_CONTEXTS[1], models.target.context_tokens // 2))
+        points = design(options.loads, contexts, [each.info for each in proposers])
+        timings = time_design(
+            models.target, proposers, points, replicates=_REPLICATES, seed=options.seed
+        )
+        state.surface = [each.as_json() for each in timings]
+        fresh = fit(timings, infos, models.info).take_fresh()
+        state.cost = {key: array.tolist() for key, array in fresh.items()}
+    step: dict[str, np.ndarray] = {key: np.array(value) for key, value in state.cost.items()}
+    model = StepCost(infos, models.info)
+    model.load(step)
+    meter.show("decoding the prompts once")
+    traces, confidence = _recorded(options, models, requests)
+    settings: dict[str, ProposerSettings] = model_settings(proposers)
+    if not state.lookup_seconds:
+        _, state.lookup_seconds = measure_rates(traces, LOOKUP_DEFAULTS)
+    tuning, held_out = split(traces, options.seed)
+    bed = Bed(
+        models.info,
+        policy,
+        step_cost=model,
+        lookup_seconds=state.lookup_seconds,
+        confidence=confidence or None,
+    )
+    assert options.prompts is not None
+    return Data(tuning, held_out, bed, settings, options.prompts.name, digest), step
+
+
+def _recorded(
+    options: TuneOptions, models: Models, requests: Sequence[GenerationRequest]
+) -> tuple[tuple[TraceRequest, ...], Mapping[str, Mapping[str, Float32Array]]]:
+    """Traces of an earlier run where no model drafts; else new ones, with models' confidences."""
+    path = trace_path(options.out)
+    alone = models.draft is None and not models.heads
+    if alone and path.exists():
+        return read_traces([path]), {}
+    traces, confidence = record_all(models, requests, _RECORD_CONCURRENCY)
+    if alone:
+        write_traces(path, traces)
+    return traces, confidence
+
+
+def _course(
+    options: TuneOptions,
+    data: Data,
+    policy: Settings,
+    models: Models,
+    base: Profile,
+    arms: Mapping[str, Setting],
+    prompts: Sequence[Prompt],
+) -> Course:
+    """Plain, the untuned settings and the finalists, the latter three equally warm."""
+    profiles: dict[str, Profile | None] = {PLAIN: None}
+    for name, setting in arms.items():
+        tuning = make_tuning(
+            options, data, setting, Verdict(name, name != UNTUNED, {}), {}, data.bed.info.device
+        )
+        profiles[name] = replace(base, tuned=None if name == UNTUNED else tuning)
+    assert options.prompts is not None
+    return Course(
+        models, prompts, options.prompts, options.loads, options.max_tokens, policy, profiles
+    )
+
+
+def _served(course: Course, verdict: Verdict) -> Profile | None:
+    """What serving the held-out prompts taught the arm that is kept."""
+    controller = course.arms[verdict.arm].controller
+    if controller is None:
+        return None
+    return controller.learned.take_fresh(
+        controller.workloads.labels, "tuned: prompts served", time.time()
+    )

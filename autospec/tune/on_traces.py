@@ -1,0 +1,63 @@
+"""``autospec tune --engine replay``: recorded requests, a cost file, no engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rich.console import Console
+
+from autospec.json_file import write_json
+from autospec.profile import Profile, save_profile
+from autospec.tune.final import Verdict
+from autospec.tune.meter import Meter
+from autospec.tune.outcome import document, make_tuning, tell, with_figures
+from autospec.tune.rates import measure_rates
+from autospec.tune.run import (
+    Data,
+    TracedFinal,
+    TuneOptions,
+    Tuner,
+    begin,
+    chosen_setting,
+    first_points,
+)
+from autospec.tune.state import state_path
+
+
+def tune_on_traces(
+    options: TuneOptions, data: Data, older: Profile | None, console: Console
+) -> int:
+    """Search and judge on the traces; write the profile; returns the exit code."""
+    state, budget = begin(options, data.digest)
+    with Meter(console, budget) as meter:
+        tuner = Tuner(options, data, state, budget, meter)
+        try:
+            meter.show("learning from the requests")
+            warm = tuner.learn_first()
+            tuner.search(first_points(tuner.space, older))
+            arms = tuner.finalists()
+            final = TracedFinal(data, arms, options.loads, warm, tuner.space.defaults)
+            verdict = tuner.run_final(final)
+            meter.show("serving with what was chosen")
+            chosen = chosen_setting(verdict, arms)
+            profile = tuner.serve_all(chosen.proposers, chosen.caps, options.loads)
+        except KeyboardInterrupt:
+            tuner.save()
+            console.print("interrupted: the same command goes on from here", markup=False)
+            return 1
+    rates, _ = measure_rates((*data.tuning, *data.held_out), chosen.proposers)
+    tuning = make_tuning(options, data, chosen, verdict, rates, data.bed.info.device)
+    profile = with_figures(replace(profile, tuned=tuning), options.loads, state.rounds, verdict.arm)
+    finish(options, tuner, verdict, profile, console)
+    return 0
+
+
+def finish(
+    options: TuneOptions, tuner: Tuner, verdict: Verdict, profile: Profile, console: Console
+) -> None:
+    """Save the profile and the figures, show them, and drop the state."""
+    save_profile(options.out, profile)
+    if options.json_path is not None:
+        write_json(options.json_path, document(options, tuner.state, tuner.space, verdict, profile))
+    state_path(options.out).unlink(missing_ok=True)
+    tell(console, options, profile, verdict)
