@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from autospec.engine.cache import SlotCache
@@ -238,12 +238,7 @@ def packed_attention(
         raise ValueError("a model loaded for the embedded engine was called without a packed step")
     layer = module.layer_idx
     assert isinstance(layer, int)
-    tokens = packed.positions.shape[1]
-    padding = query.shape[2] - tokens  # rows behind the step's own; nobody reads what they get
-    if padding:
-        query, key, value = query[:, :, :tokens], key[:, :, :tokens], value[:, :, :tokens]
-    attended = packed.attend(layer, query, key, value, scaling, sliding_window)
-    return pad(attended, (0, 0, 0, 0, 0, padding)) if padding else attended, None
+    return packed.attend(layer, query, key, value, scaling, sliding_window), None
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention)

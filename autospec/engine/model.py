@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -20,7 +19,7 @@ from transformers import (
 
 from autospec.engine.attention import ATTENTION_NAME, AttentionStep, PackedStep
 from autospec.engine.cache import SlotCache
-from autospec.engine.packing import PackedLinear, can_pack, pack_linears, padded_size
+from autospec.engine.packing import PackedLinear, can_pack, pack_linears
 from autospec.errors import ModelError
 from autospec.records import Int32Array
 
@@ -87,8 +86,7 @@ class CausalModel:
         self.eos_token_ids = _eos_token_ids(model)
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
-        self._pads = can_pack(self.device, self.dtype)
-        if self._pads:
+        if can_pack(self.device, self.dtype):
             pack_linears(model)
         self._kv_heads: int = (
             getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -152,14 +150,10 @@ class CausalModel:
         hidden_layers: Sequence[int] = (),
     ) -> ForwardResult:
         """One packed forward. ``hidden_layers`` index outputs of layers, -1 the last, normed."""
-        count, num_rows, positions = len(tokens), len(rows), step.positions
-        tokens = pad(tokens, (0, self.padding(count)))
-        positions = pad(positions, (0, self.padding(count)))
-        rows = pad(rows, (0, self.padding(num_rows)))
         with torch.inference_mode():
             output = self._forward(
                 input_ids=tokens.unsqueeze(0),
-                position_ids=positions,
+                position_ids=step.positions,
                 use_cache=False,
                 logits_to_keep=rows,
                 output_hidden_states=bool(hidden_layers),
@@ -168,13 +162,9 @@ class CausalModel:
             hidden = None
             if hidden_layers:
                 hidden = torch.stack(
-                    [output.hidden_states[layer][0, :count] for layer in hidden_layers], dim=1
+                    [output.hidden_states[layer][0] for layer in hidden_layers], dim=1
                 )
-            return ForwardResult(output.logits[0, :num_rows], hidden)
-
-    def padding(self, rows: int) -> int:
-        """Rows to compute beside ``rows``, so that few numbers of them occur."""
-        return padded_size(rows) - rows if self._pads else 0
+            return ForwardResult(output.logits[0], hidden)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Rows [tokens, hidden_size] of the input embedding, as heads take them."""

@@ -36,16 +36,6 @@ class PackedLinear(nn.Module):
         return result
 
 
-def padded_size(tokens: int) -> int:
-    """The number of rows to compute for ``tokens``, at most an eighth more.
-
-    oneDNN generates code for every number of rows that it has not seen, which takes longer than
-    the step itself; with few sizes that ends soon.
-    """
-    step = max(1, 1 << (tokens - 1).bit_length() >> 4)
-    return -(-tokens // step) * step
-
-
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this torch build and machine compute ``dtype`` through oneDNN."""
     return (

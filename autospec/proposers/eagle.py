@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
 
 from autospec.engine.attention import PackedStep
 from autospec.engine.cache import SlotCache
@@ -196,7 +195,6 @@ class EagleProposer:
     ) -> torch.Tensor:
         """The head's states [tokens, hidden_size] for positions of ``slots`` in its cache."""
         step = PackedStep(self._own_cache, slots, starts, counts, self._kv_width)
-        padding = self._attached.padding(len(following))
-        embeddings = self._head.embed(pad(token_tensor(following, states.device), (0, padding)))
-        result: torch.Tensor = self._head(embeddings, pad(states, (0, 0, 0, padding)), step)
-        return result[: len(following)]
+        embeddings = self._head.embed(token_tensor(following, states.device))
+        result: torch.Tensor = self._head(embeddings, states, step)
+        return result

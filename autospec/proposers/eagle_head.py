@@ -27,7 +27,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
@@ -162,7 +162,7 @@ class EagleHead(nn.Module):
     ) -> torch.Tensor:
         """States [tokens, hidden_size] one token on."""
         hidden = self.fc(torch.cat((embeddings, states), dim=-1)).unsqueeze(0)
-        rotation = self._rotate(hidden, _padded(step.positions, len(states)))
+        rotation = self._rotate(hidden, step.positions)
         for layer in self.layers:
             hidden = layer(hidden, position_embeddings=rotation, packed=step)
         return cast(torch.Tensor, hidden[0])
@@ -259,7 +259,7 @@ class Eagle3Head(nn.Module):
         step: AttentionStep,
     ) -> torch.Tensor:
         """States [tokens, hidden_size] one token on."""
-        rotation = self._rotate(states.unsqueeze(0), _padded(step.positions, len(states)))
+        rotation = self._rotate(states.unsqueeze(0), step.positions)
         hidden = self.first.combine(embeddings.unsqueeze(0), states.unsqueeze(0), rotation, step)
         for layer in self.layers:
             hidden = layer(hidden, position_embeddings=rotation, packed=step)
@@ -268,11 +268,6 @@ class Eagle3Head(nn.Module):
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Logits [tokens, draft vocab] of the tokens that follow."""
         return cast(torch.Tensor, self.lm_head(self.norm(states)))
-
-
-def _padded(positions: torch.Tensor, rows: int) -> torch.Tensor:
-    """Positions [1, rows]; rows behind the step's own stand nowhere."""
-    return pad(positions, (0, rows - positions.shape[1]))
 
 
 def packed_config(config: LlamaConfig) -> LlamaConfig:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -19,10 +18,7 @@ from autospec.engine.model import CausalModel
 from autospec.engine.packing import can_pack
 from autospec.engine.request import GenerationRequest
 from autospec.errors import InputError, ModelError
-from autospec.proposers.eagle import EagleProposer
-from autospec.proposers.ngram import NgramProposer
-from tests.engine.tiny_models import FAMILIES, SIZES, VOCAB, ScriptedController, greedy, tiny
-from tests.proposers.eagle_folders import eagle_1
+from tests.engine.tiny_models import FAMILIES, SIZES, VOCAB, greedy, tiny
 
 
 @pytest.fixture
@@ -178,20 +174,3 @@ def test_hidden_states_of_the_layers_asked_for() -> None:
     torch.testing.assert_close(result.hidden[:, 0], expected[-1][0])
     torch.testing.assert_close(result.hidden[:, 1], expected[1][0])
     assert model.forward(tokens, step, torch.arange(5)).hidden is None
-
-
-def test_rows_added_for_the_linear_layers_change_nothing(tmp_path: Path) -> None:
-    """As on CPU in bfloat16, but in float64, where plain decoding can be compared with."""
-    target = CausalModel(tiny("llama"))
-    target._pads = True
-    assert [target.padding(rows) for rows in (1, 16, 17, 33, 65)] == [0, 0, 1, 3, 7]
-    eagle_1(tmp_path)
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, VOCAB, size).tolist() for size in (17, 33, 3)]
-    ngram = NgramProposer(3, 160, max_k=8, min_match=1)
-    eagle = EagleProposer.load(tmp_path, target)
-    controller = ScriptedController(2, 8, rng)
-    decoder = Decoder(target, [ngram, eagle], controller, slots=3, capacity=160)
-    outputs = decoder.generate([GenerationRequest(prompt, max_tokens=40) for prompt in prompts])
-    for prompt, output in zip(prompts, outputs, strict=True):
-        assert list(output.token_ids) == greedy(tiny("llama"), prompt, 40)
