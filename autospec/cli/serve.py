@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from autospec.cli.app import app
-from autospec.cli.options import JournalPath, PolicyName, ProfilePath, Seed, extra
+from autospec.cli.options import HeadPaths, JournalPath, PolicyName, ProfilePath, Seed, extra
 
 
 @app.command()
@@ -17,6 +17,7 @@ def serve(
     draft: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Draft model with the same vocabulary.")
     ] = None,
+    head: HeadPaths = None,
     policy: PolicyName = "default",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
@@ -44,6 +45,7 @@ def serve(
     options = ServeOptions(
         target=target,
         draft=draft,
+        heads=tuple(head or ()),
         policy=policy,
         host=host,
         port=port,

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from autospec.arms import Arm, ArmInputs, ArmSpec
-from autospec.bench import kept_settings, load_model
+from autospec.bench import checked_heads, kept_settings, load_model, tell_heads
 from autospec.config import Settings, load_settings
 from autospec.engine.decoder import Decoder
 from autospec.engine.model import CausalModel
@@ -45,6 +45,7 @@ class ServeOptions:
 
     target: Path
     draft: Path | None = None
+    heads: tuple[Path, ...] = ()
     policy: str = "default"
     host: str = "127.0.0.1"
     port: int = 8000
@@ -65,11 +66,13 @@ def run_serve(options: ServeOptions, console: Console) -> int:
     Raises ConfigError, ModelError and PortTaken for what cannot be served.
     """
     settings = kept_settings(load_settings(options.policy), options.profile, options.journal, None)
+    checked_heads(options.heads)
     with listen(options.host, options.port) as port:
         target = load_model(options.target, options.dtype, options.device, console)
         draft = None
         if options.draft is not None:
             draft = load_model(options.draft, options.dtype, options.device, console)
+        tell_heads(options.heads, console)
         with heartbeat("preparing (compiles once)", lambda line: say(console, line)):
             service = make_service(options, settings, target, draft)
         place = f"{options.host}:{port.getsockname()[1]}"
@@ -111,7 +114,7 @@ def make_service(
     journal = None
     if settings.journal.path is not None:
         journal = Journal(settings.journal.path, settings.journal.max_bytes)
-    inputs = ArmInputs(target, draft, options.slots, options.context, options.seed)
+    inputs = ArmInputs(target, draft, options.slots, options.context, options.seed, options.heads)
     arm = Arm(ArmSpec(ADAPTIVE), inputs, settings, journal=journal, metrics=Metrics(registry))
     _warm_up(target)
     engine = EngineLoop(

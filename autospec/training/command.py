@@ -98,6 +98,7 @@ def run_training(options: TrainingOptions, console: Console) -> int:
         return time.monotonic() - began
 
     target = load_model(options.target, options.dtype, options.device, console)
+    torch.set_flush_denormal(True)  # shares of unlikely tokens; processors are slow at them
     material = gather(options.data, options.held_out, target, options.seed)
     try:
         with View(console) as view:
