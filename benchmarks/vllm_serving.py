@@ -11,7 +11,8 @@ first round, which is not counted for any arm: it warms all of them up, AutoSpec
 Memory of what earlier requests were answered is off everywhere (suffix decoding would just recall
 the answers when a later round asks the same again), and so is prefix caching.
 
-Needs vLLM (``make install-vllm``). About 12 minutes on two idle cores, with ``--quick`` about 5.
+Needs vLLM (``make install-vllm``). About 12 minutes on two idle cores, with ``--quick`` about 5. On
+a machine that is busy with other things ``--threads 1 --clock cpu`` counts processor seconds.
 """
 
 from __future__ import annotations
@@ -231,6 +232,8 @@ def main() -> None:
     parser.add_argument("--policy", default="default")
     parser.add_argument("--arms", default=",".join((PLAIN, *STATIC, TABLE, ADAPTIVE)))
     parser.add_argument("--quick", action="store_true", help="one counted round, smaller blocks")
+    parser.add_argument("--threads", type=int, help="default: all cores")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     console = Console(width=120)
@@ -239,7 +242,10 @@ def main() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     # By itself vLLM leaves a core to its scheduler's process; here that is the engine's own.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    threads = options.threads or len(os.sched_getaffinity(0))
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if options.clock == "cpu" and threads > 1:
+        parser.error("--clock cpu needs --threads 1: threads that wait for each other use time too")
     console.print(f"preloaded: {', '.join(preload()) or 'nothing'}", highlight=False)
 
     import autospec
@@ -268,6 +274,7 @@ def main() -> None:
         max_requests=max(loads),
         adaptive_k=options.adaptive_k,
         policy=options.policy,
+        clock=options.clock,
     )
     arms = options.arms.split(",")
     measurement = Measurement.empty(phases, arms)
