@@ -18,12 +18,14 @@ from autospec.report.sections.service import service_section
 from autospec.report.sections.speedup import speedup_section
 from autospec.report.sections.step_cost import cost_section
 from autospec.report.sections.timeline import timeline_section
+from autospec.report.sections.tuning import tuning_section
 from autospec.report.sections.verdict import (
     bench_verdict,
     check_verdict,
     journal_verdict,
     profile_verdict,
     replay_verdict,
+    tune_verdict,
 )
 from autospec.report.wording import plural, series
 
@@ -55,15 +57,16 @@ def report_page(inputs: Inputs, now: datetime | None = None) -> Page:
     found = (
         comparison if comparison is not None and comparison.charts else None,
         service_section(inputs.checks),
+        tuning_section(inputs.tunes),
         speedup_section(inputs.benches),
         drafting_section(inputs.benches),
         best_choice_section(inputs.benches, journals, inputs.profiles, inputs.checks),
-        crossover_section(inputs.benches, inputs.replays, journals, inputs.profiles, inputs.checks),
+        crossover_section(inputs.benches, inputs.replays, journals, inputs.tunings, inputs.checks),
         latency_section(inputs.replays),
         timeline_section(journals),
         rails_section(journals),
         acceptance_section(inputs.profiles, journals),
-        cost_section(inputs.profiles, journals),
+        cost_section(inputs.profiles, journals, inputs.tunes),
         comparison if comparison is not None and not comparison.charts else None,
     )
     sections = tuple(section for section in found if section is not None)
@@ -94,7 +97,11 @@ def _title(inputs: Inputs) -> str:
         )
     )
     if not models:
-        return "Speculative decoding, replayed"
+        return (
+            "Is this service a candidate?"
+            if inputs.checks and not inputs.replays
+            else "Speculative decoding, replayed"
+        )
     named = series(models) if len(models) <= 2 else f"{models[0]} and {len(models) - 1} others"
     return f"Speculative decoding of {named}"
 
@@ -106,6 +113,7 @@ def _subtitle(inputs: Inputs, now: datetime) -> str:
         (len(inputs.journals), "journal"),
         (len(inputs.profiles), "profile"),
         (len(inputs.checks), "check"),
+        (len(inputs.tunes), "tuning"),
     )
     named = series([plural(number, noun) for number, noun in kinds if number])
     return f"From {named} · {now:%Y-%m-%d %H:%M} UTC · AutoSpec {__version__}"
@@ -114,6 +122,7 @@ def _subtitle(inputs: Inputs, now: datetime) -> str:
 def _verdicts(inputs: Inputs) -> tuple[Verdict, ...]:
     return (
         *(check_verdict(run) for run in inputs.checks),
+        *(tune_verdict(run) for run in inputs.tunes),
         *(bench_verdict(run) for run in inputs.benches),
         *(replay_verdict(run) for run in inputs.replays),
         *(journal_verdict(run) for run in inputs.last_runs),
@@ -123,6 +132,7 @@ def _verdicts(inputs: Inputs) -> tuple[Verdict, ...]:
 
 def _sources(inputs: Inputs) -> tuple[Source, ...]:
     return (
+        *(Source(run.name, "Tuning", run.date, run.facts) for run in inputs.tunes),
         *(Source(run.name, "Check", run.date, run.facts) for run in inputs.checks),
         *(Source(run.name, "Measurement", run.date, run.facts) for run in inputs.benches),
         *(Source(run.name, "Replay", run.date, run.facts) for run in inputs.replays),

@@ -15,10 +15,12 @@ from autospec.report.readers.check_run import CheckRun, read_check
 from autospec.report.readers.journal_run import JournalRun, read_journal_runs
 from autospec.report.readers.profile_counts import ProfileCounts, read_profile
 from autospec.report.readers.replay_run import ReplayRun, read_replay
+from autospec.report.readers.tune_run import TuneRun, read_tune
+from autospec.tuned import Tuning
 
 ALLOWED = (
-    "a report is made of what 'autospec demo', 'bench', 'replay' and 'check' write with --json, of "
-    "journals and of profiles"
+    "a report is made of what 'autospec demo', 'bench', 'replay', 'check' and 'tune' write with "
+    "--json, of journals and of profiles"
 )
 _MOST_BYTES = 256 << 20  # of a file that is read as a whole
 
@@ -35,6 +37,19 @@ class Inputs:
     journals: tuple[tuple[JournalRun, ...], ...] = ()
     profiles: tuple[ProfileCounts, ...] = ()
     checks: tuple[CheckRun, ...] = ()
+    tunes: tuple[TuneRun, ...] = ()
+
+    @property
+    def tunings(self) -> tuple[tuple[str, Tuning], ...]:
+        """What tunings measured, by name; a tuning and its own profile say the same once."""
+        found: dict[str, Tuning] = {}
+        for name, tuned in (
+            *((profile.name, profile.tuned) for profile in self.profiles),
+            *((run.name, run.tuned) for run in self.tunes),
+        ):
+            if tuned is not None and tuned not in found.values():
+                found[name] = tuned
+        return tuple(found.items())
 
     @property
     def last_runs(self) -> tuple[JournalRun, ...]:
@@ -42,14 +57,14 @@ class Inputs:
         return tuple(runs[-1] for runs in self.journals)
 
 
-Read: TypeAlias = BenchRun | ReplayRun | ProfileCounts | CheckRun | tuple[JournalRun, ...]
+Read: TypeAlias = BenchRun | ReplayRun | ProfileCounts | CheckRun | TuneRun | tuple[JournalRun, ...]
 
 
 def read_inputs(given: Sequence[Given]) -> Inputs:
     """Read all. Raises InputError or ProfileError with the file and the place that is wrong."""
     if not given:
         raise InputError(f"nothing to report on: {ALLOWED}")
-    benches, replays, journals, profiles, checks = [], [], [], [], []
+    benches, replays, journals, profiles, checks, tunes = [], [], [], [], [], []
     paths = [each for each in given if isinstance(each, Path)]
     for number, each in enumerate(given):
         if each in given[:number]:
@@ -64,9 +79,18 @@ def read_inputs(given: Sequence[Given]) -> Inputs:
                 profiles.append(profile)
             case CheckRun() as check:
                 checks.append(check)
+            case TuneRun() as tune:
+                tunes.append(tune)
             case runs:
                 journals.append(runs)
-    return Inputs(tuple(benches), tuple(replays), tuple(journals), tuple(profiles), tuple(checks))
+    return Inputs(
+        tuple(benches),
+        tuple(replays),
+        tuple(journals),
+        tuple(profiles),
+        tuple(checks),
+        tuple(tunes),
+    )
 
 
 def _read(name: str, given: Given) -> Read:
@@ -81,6 +105,8 @@ def _read(name: str, given: Given) -> Read:
     source = str(given) if isinstance(given, Path) else name
     if document.get("kind") == "check":
         return read_check(name, document, source)
+    if document.get("kind") == "tune":
+        return read_tune(name, document, source)
     if {"phases", "total"} <= document.keys():
         return read_bench(name, document, source)
     if {"results", "best_fixed"} <= document.keys():

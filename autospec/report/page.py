@@ -14,7 +14,7 @@ from autospec.report.theme import Key
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """Columns and rows as text; columns whose every cell begins with a digit align right."""
+    """Columns and rows as text; after the first, columns of numbers align right."""
 
     caption: str
     columns: tuple[str, ...]
@@ -24,7 +24,8 @@ class DataTable:
     def numeric(self) -> tuple[bool, ...]:
         """Which columns hold numbers."""
         return tuple(
-            all(_is_number(row[column]) for row in self.rows) for column in range(len(self.columns))
+            column > 0 and all(_is_number(row[column]) for row in self.rows)
+            for column in range(len(self.columns))
         )
 
 

@@ -59,6 +59,11 @@ def series(items: Sequence[str]) -> str:
     return f"{', '.join(items[:-1])} and {items[-1]}"
 
 
+def sentence(text: str) -> str:
+    """The text with a capital and a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
 def shortened(text: str, length: int) -> str:
     """The text, or its beginning and an ellipsis."""
     return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -61,7 +61,14 @@ class Acceptance(Form):
     proposer: str
     k: int
     tokens_per_step: float
-    accepted_share: float | None = None
+    verified_per_step: float
+
+    @property
+    def accepted_share(self) -> float | None:
+        """Accepted over verified drafts; None without any."""
+        if self.verified_per_step <= 0.0:
+            return None
+        return (self.tokens_per_step - 1.0) / self.verified_per_step
 
 
 class Speedup(Form):

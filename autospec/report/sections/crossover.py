@@ -16,15 +16,15 @@ from autospec.report.page import Chart, DataTable, Section, chart
 from autospec.report.readers.bench_run import BenchRun
 from autospec.report.readers.check_run import CheckRun
 from autospec.report.readers.journal_run import JournalRun, LoadSums
-from autospec.report.readers.profile_counts import ProfileCounts
 from autospec.report.readers.replay_run import ReplayRun
 from autospec.report.sections.scales import load_axis, plain_line, speedup_axis
 from autospec.report.theme import ACCENT, INK, MUTED, Key, paint, proposer_roles
 from autospec.report.wording import count, shortened, times
+from autospec.tuned import Tuning
 
 BEST_FIXED = "best fixed choice in hindsight"
 CLAIRVOYANT = "clairvoyant bound"
-BEST_LOOKUP = "best lookup, expected"
+BEST_LOOKUP = "the best lookup"
 PREDICTED = "best fixed choice, predicted"
 TUNED = "AutoSpec, tuned settings"
 UNTUNED = "AutoSpec, default settings"
@@ -133,11 +133,9 @@ def panels_of_check(run: CheckRun) -> tuple[Panel, ...]:
     )
 
 
-def panels_of_profile(profile: ProfileCounts) -> tuple[Panel, ...]:
+def panels_of_tuning(tuned: Tuning) -> tuple[Panel, ...]:
     """What a tuning predicted and measured, at two loads or more."""
-    if profile.tuned is None:
-        return ()
-    loads = sorted(profile.tuned.loads, key=lambda each: each.load)
+    loads = sorted(tuned.loads, key=lambda each: each.load)
     lines = [Line(PREDICTED, tuple((float(each.load), each.predicted) for each in loads))]
     for name in ("measured", "untuned"):
         found = [
@@ -197,7 +195,7 @@ def crossover_section(
     benches: Sequence[BenchRun],
     replays: Sequence[ReplayRun],
     journals: Sequence[JournalRun],
-    profiles: Sequence[ProfileCounts],
+    tunings: Sequence[tuple[str, Tuning]],
     checks: Sequence[CheckRun],
 ) -> Section | None:
     """None where nothing was measured at more than one load."""
@@ -208,9 +206,9 @@ def crossover_section(
     for replay in replays:
         note = "Simulated clock, each policy on the same requests; closed loops."
         found.append(("replay", replay.name, panels_of_replay(replay), note))
-    for profile in profiles:
+    for name, tuned in tunings:
         note = "Measured on held-out requests against plain decoding, with 95 % intervals."
-        found.append(("tuned", profile.name, panels_of_profile(profile), note))
+        found.append(("tuned", name, panels_of_tuning(tuned), note))
     for check in checks:
         note = "Expected from the outputs and the step times known, with 90 % intervals."
         found.append(("check", check.name, panels_of_check(check), note))

@@ -15,6 +15,7 @@ from autospec.report.drawing import Sheet
 from autospec.report.page import Chart, DataTable, Section, chart
 from autospec.report.readers.journal_run import JournalRun, StepPoint
 from autospec.report.readers.profile_counts import CostCell, CostFit, ProfileCounts
+from autospec.report.readers.tune_run import SurfacePoint, TuneRun
 from autospec.report.sections.scales import fixed
 from autospec.report.theme import SCALE, Key, paint
 from autospec.report.wording import count, duration, percent
@@ -131,8 +132,27 @@ def _measured(group: list[StepPoint], is_plain: bool) -> Measured:
     )
 
 
+def costs_of_surface(points: Sequence[SurfacePoint]) -> tuple[LoadCost, ...]:
+    """Measured points of a designed set; the model fitted to them is in the profile."""
+    by_octave: dict[int, list[Measured]] = defaultdict(list)
+    for each in points:
+        seconds, half = each.median_seconds, each.spread_seconds / 2.0
+        tokens = each.requests * (1 + each.k)
+        by_octave[octave_of(each.requests)].append(
+            Measured(
+                tokens, seconds, seconds - half, seconds + half, None, each.replicates, each.k == 0
+            )
+        )
+    return tuple(
+        LoadCost(octave, tuple(sorted(found, key=lambda each: each.tokens)), ())
+        for octave, found in sorted(by_octave.items())
+    )
+
+
 def cost_section(
-    profiles: Sequence[ProfileCounts], journals: Sequence[JournalRun]
+    profiles: Sequence[ProfileCounts],
+    journals: Sequence[JournalRun],
+    tunes: Sequence[TuneRun] = (),
 ) -> Section | None:
     """Of every profile and journal with measured steps; None without any."""
     found: list[tuple[str, tuple[LoadCost, ...], str]] = []
@@ -148,6 +168,9 @@ def cost_section(
             note = "Curves are the model at the mean context of each load; dots are means of the "
             note += "steps it was fitted to, which weigh fast steps more, as the fit does."
             found.append((profile.name, costs_of_profile(profile.cost), note))
+    for tune in tunes:
+        note = "Medians of replicated steps; lines are their spread. The profile has the model."
+        found.append((tune.name, costs_of_surface(tune.surface), note))
     kept = [each for each in found if each[1]]
     if not kept:
         return None

@@ -9,9 +9,10 @@ from autospec.report.readers.check_run import CheckRun
 from autospec.report.readers.journal_run import JournalRun
 from autospec.report.readers.profile_counts import ProfileCounts
 from autospec.report.readers.replay_run import ReplayRun
+from autospec.report.readers.tune_run import TuneRun
 from autospec.report.sections.acceptance import panels_of
 from autospec.report.sections.rails import rails_sentences
-from autospec.report.wording import count, duration, percent, plural, rate, series, times
+from autospec.report.wording import count, duration, percent, plural, rate, sentence, series, times
 from autospec.tuned import Tuning
 
 
@@ -146,7 +147,13 @@ def check_verdict(run: CheckRun) -> Verdict:
             words = f"expected of {each.proposer}:{each.k} at {each.running} running"
             figures.append(Figure(times(each.speedup), words if each.k else "plain decoding"))
     sentences = (run.verdict.sentence, run.verdict.reason, *run.verdict.next_steps, *run.notes)
-    return Verdict(run.name, tuple(each for each in sentences if each), tuple(figures))
+    return Verdict(run.name, tuple(sentence(each) for each in sentences if each), tuple(figures))
+
+
+def tune_verdict(run: TuneRun) -> Verdict:
+    """What was kept, and what it brought."""
+    sentences, figures = _tuning(run.tuned)
+    return Verdict(run.name, tuple(sentences), tuple(figures))
 
 
 def profile_verdict(profile: ProfileCounts) -> Verdict:
@@ -191,7 +198,10 @@ def _tuning(tuned: Tuning) -> tuple[list[str], list[Figure]]:
             label = f"{each.load} running, against plain ({span})"
             figures.append(Figure(times(each.measured.value), label))
     if tuned.crossover is None:
-        sentences.append("Speculation paid at every load that was looked at.")
+        sentences.append("Speculation is expected to pay at every load that was looked at.")
     else:
-        sentences.append(f"From {plural(tuned.crossover, 'running request')} on it does not pay.")
+        sentences.append(
+            f"From {plural(tuned.crossover, 'running request')} on, no fixed choice is expected to "
+            "pay."
+        )
     return sentences, figures
