@@ -84,8 +84,9 @@ class Arms:
                 stderr=log,
                 text=True,
             )
-        self._ask(arm, asdict(replace(self._setup, arm=arm, table=table)))
-        self._console.print(f"{arm}: loaded in {time.monotonic() - began:.0f} s", highlight=False)
+        threads = self._ask(arm, asdict(replace(self._setup, arm=arm, table=table)))
+        seconds = time.monotonic() - began
+        self._console.print(f"{arm}: loaded in {seconds:.0f} s, {threads} threads", highlight=False)
 
     def serve(self, arm: str, requests: Sequence[Request], load: int) -> Served:
         """One block, served by one arm while the others sleep."""
@@ -241,9 +242,11 @@ def main() -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     # By itself vLLM leaves a core to its scheduler's process; here that is the engine's own.
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    threads = options.threads or len(os.sched_getaffinity(0))
+    cores = sorted(os.sched_getaffinity(0))[: options.threads]
+    threads = len(cores)
     os.environ["OMP_NUM_THREADS"] = str(threads)
+    binding = ",".join(map(str, cores)) if threads > 1 else "nobind"
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = binding
     if options.clock == "cpu" and threads > 1:
         parser.error("--clock cpu needs --threads 1: threads that wait for each other use time too")
     console.print(f"preloaded: {', '.join(preload()) or 'nothing'}", highlight=False)
