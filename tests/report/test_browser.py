@@ -42,6 +42,7 @@ def opened(browser: Browser, report: str, width: int = 1000, scheme: str = "ligh
         color_scheme="dark" if scheme == "dark" else "light",
     )
     page = context.new_page()
+    page.set_default_timeout(120_000)  # a busy machine is no fault of the page
     complaints: list[str] = []
     asked: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))

@@ -173,6 +173,14 @@ def test_the_cost_model_of_a_profile_tells_its_steps(folder: Path) -> None:
             "names proposer 7",
             id="unknown proposer",
         ),
+        pytest.param(
+            json.dumps(HEADER)
+            + "\n"
+            + json.dumps([*STEP[:2], float("inf"), *STEP[3:], [], 0])
+            + "\n",
+            "not finite",
+            id="endless",
+        ),
         pytest.param(json.dumps({**HEADER, "journal": 9}) + "\n", "version 1", id="version"),
     ],
 )

@@ -138,6 +138,29 @@ def test_command(
     assert "of no known kind" in capsys.readouterr().err
 
 
+def test_replay_writes_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = [1, 2, 3, 4] * 8
+    lines = [
+        {"id": f"r{i}", "workload": "chat", "prompt_token_ids": tokens, "output_token_ids": tokens}
+        for i in range(3)
+    ]
+    trace, cost, out = tmp_path / "t.jsonl", tmp_path / "cost.yaml", tmp_path / "r.html"
+    trace.write_text("".join(json.dumps({**line, "accepted": {}}) + "\n" for line in lines))
+    cost.write_text(
+        "shape: packed\nstep: {fixed_seconds: 0.01, per_token_seconds: 0.0001}\n"
+        "proposers: {suffix: {kind: lookup}}\n"
+    )
+    argv = ["autospec", "replay", trace, "--cost", cost, "--concurrency", "1", "--jobs", "1"]
+    monkeypatch.setattr("sys.argv", [*map(str, argv), "--no-hindsight", "--report", str(out)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code in (0, None)
+    assert f"report saved in {out}" in capsys.readouterr().out
+    assert out.read_text(encoding="utf-8").count("Policy default decoded") == 1
+
+
 def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="cannot be written"):
         write_report([bench_document()], tmp_path / "missing" / "r.html")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -187,6 +188,8 @@ class _Reader:
 
     def _take_step(self, step: JournalStep) -> None:
         run = self.run
+        if not math.isfinite(step.at + (step.step_seconds or 0.0)):
+            raise InputError(f"{run.name}: step {step.id} has a time that is not finite")
         tokens = step.rest.committed + sum(g.committed * g.requests for g in step.groups)
         verified = step.rest.verified + sum(each.verified * each.requests for each in step.groups)
         seconds = step.step_seconds or 0.0
