@@ -40,6 +40,7 @@ from autospec.errors import InputError
 from autospec.json_file import check_writable, write_json
 from autospec.profile import load_profile
 from autospec.prompts import Prompt, read_prompts
+from autospec.report import check_report, write_report
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,6 +78,7 @@ class CheckOptions:
     batch: int = 16
     context: int = 4096
     json_path: Path | None = None
+    report_path: Path | None = None
     seed: int = 0
 
 
@@ -87,6 +89,8 @@ def run_check(options: CheckOptions, console: Console) -> int:
     """
     _check_sources(options)
     check_writable(options.json_path)
+    if options.report_path is not None:
+        check_report(options.report_path)
     time = _given_time(options)
     folders = None if options.target is None else _folders(options, options.target)
     if options.url is not None:
@@ -100,6 +104,9 @@ def run_check(options: CheckOptions, console: Console) -> int:
     if options.json_path is not None:
         write_json(options.json_path, result_json(result))
         say(console, f"figures saved in {options.json_path}")
+    if options.report_path is not None:
+        write_report([result_json(result)], options.report_path)
+        say(console, f"report saved in {options.report_path}")
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autospec.cli.app import app
-from autospec.cli.options import JsonPath, Seed
+from autospec.cli.options import JsonPath, ReportPath, Seed
 from autospec.errors import MissingDependency
 
 
@@ -85,6 +85,7 @@ def check(
     batch: Annotated[int, typer.Option(min=1, help="Requests, for the memory.")] = 16,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each, for the memory.")] = 4096,
     json_path: JsonPath = None,
+    report: ReportPath = None,
     seed: Seed = 0,
 ) -> None:
     """Say whether a service is a candidate for speculation."""
@@ -124,6 +125,7 @@ def check(
         batch=batch,
         context=context,
         json_path=json_path,
+        report_path=report,
         seed=seed,
     )
     raise typer.Exit(run_check(options, Console()))

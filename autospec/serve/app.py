@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from autospec.arms import encode
+from autospec.controller import Controller
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationOutput, GenerationRequest
 from autospec.errors import InputError
@@ -32,7 +33,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What is served, under which name, and what happens after the last request.
+    """What is served, under which name, and who decides; the controller is closed at the end.
 
     ``reader`` is the target with a tokenizer of its own: one cannot be used by two threads at once,
     and the engine's turns tokens into text.
@@ -42,7 +43,7 @@ class Service:
     engine: EngineLoop
     reader: CausalModel
     registry: CollectorRegistry
-    close: Callable[[], None]
+    controller: Controller
 
 
 class _TokenResponse(StreamingResponse):
@@ -70,7 +71,7 @@ def create_app(service: Service) -> FastAPI:
             yield
         finally:
             await asyncio.to_thread(engine.stop)
-            service.close()
+            service.controller.close()
 
     app = FastAPI(title="AutoSpec", docs_url=None, redoc_url=None, lifespan=lifespan)
 

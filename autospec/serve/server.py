@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,13 +74,14 @@ def run_serve(options: ServeOptions, console: Console) -> int:
         tell_heads(options.heads, console)
         with heartbeat("preparing (compiles once)", lambda line: say(console, line)):
             service = make_service(options, settings, target, draft)
+        if (path := settings.profile.path) is not None:
+            start = "warm" if service.controller.is_warm else "cold"
+            say(console, f"{start} start; what is learned is added to {path}")
         place = f"{options.host}:{port.getsockname()[1]}"
         say(console, f"serving {service.name} at http://{place}/v1 (metrics: /metrics)")
         server = uvicorn.Server(server_config(service))
         with contextlib.suppress(KeyboardInterrupt):  # raised again after a shutdown in good order
             server.run(sockets=[port])
-    if settings.profile.path is not None:
-        say(console, f"what was learned is in {settings.profile.path}")
     return 1 if service.engine.has_failed else 0
 
 
@@ -122,10 +122,9 @@ def make_service(
     )
     controller = arm.controller
     assert controller is not None
-    close: Callable[[], None] = controller.close
     reader = copy.copy(target)
     reader.tokenizer = copy.deepcopy(target.tokenizer)
-    return Service(options.name or target.name, engine, reader, registry, close)
+    return Service(options.name or target.name, engine, reader, registry, controller)
 
 
 def _warm_up(target: CausalModel) -> None:

@@ -295,11 +295,14 @@ def test_what_was_learned_is_saved_at_the_end(folder: Path, tmp_path: Path) -> N
     profile, journal = tmp_path / "p.json", tmp_path / "j.jsonl"
     options = ServeOptions(folder, slots=2, profile=profile, journal=journal, name="mine")
     with running(options) as one:
+        assert not one.service.controller.is_warm
         body = {"model": "mine", "prompt": PROMPT, "max_tokens": 60, "temperature": 0,
                 "metadata": {"workload": "loops"}}  # fmt: skip
         assert httpx2.post(f"{one.url}/completions", json=body).status_code == 200
     assert load_profile(profile).workloads["loops"].requests > 0
     assert journal.read_text().count("\n") > 10
+    with running(options) as one:
+        assert one.service.controller.is_warm
 
 
 def test_a_failing_engine_says_so_and_serves_no_more(
