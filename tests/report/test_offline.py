@@ -152,7 +152,8 @@ def test_a_tuning_and_its_profile_say_the_same_once(tmp_path: Path) -> None:
 def test_all_of_it_is_drawn(tmp_path: Path) -> None:
     profile = tuned()
     save_profile(tmp_path / "tuned.json", profile)
-    given = [check_document(), tune_document(profile), tmp_path / "tuned.json"]
+    given: list[Path | dict[str, Any]] = [check_document(), tune_document(profile)]
+    given.append(tmp_path / "tuned.json")
     write_report(given, tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     for name in ("service", "tuning", "best", "crossover", "cost"):
