@@ -63,7 +63,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("summary", "report"),
     ("bench", "replay_report"),
     ("training",),
-    ("demo", "record", "serve", "tune", "check", "export"),
+    ("demo", "record", "serve", "check", "export"),
+    ("tune",),
     ("cli",),
 )
 FIRST_WITH_OPTIONAL_DEPENDENCIES = next(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -81,6 +79,5 @@ def tune(
         dtype=dtype,
         device=device,
         seed=seed,
-        command=shlex.join(["autospec", *sys.argv[1:]]),
     )
     raise typer.Exit(run_tune(options, Console()))

@@ -2,7 +2,8 @@
 
 The JSON of ``--json``:
 
-- ``kind`` "tune", ``version`` 1, ``date``, ``settings`` (the options), ``versions``
+- ``kind`` "tune", ``version`` 1, ``date``, ``versions``, ``settings`` (the options that are numbers
+  or names)
 - ``surface``: measured points, each ``requests``, ``context_tokens``, ``proposer``, ``k``,
   ``median_seconds``, ``spread_seconds``, ``replicates``; [] where the cost came from a file
 - ``trials``: ``number``, ``settings`` by dimension, ``status`` (ok, nan, failed, timeout),
@@ -21,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -30,12 +32,13 @@ from autospec import __version__
 from autospec.outlook import outlook
 from autospec.profile import Profile
 from autospec.tune.final import PLAIN, UNTUNED, Verdict, interval
-from autospec.tune.run import Data, Setting, TuneOptions
+from autospec.tune.run import Data, Setting, TuneOptions, command_of
 from autospec.tune.space import Space
 from autospec.tune.state import Round, State
 from autospec.tuned import LoadFigures, Provenance, Tuning, WorkloadRates
 
 _TOLERANCE = 0.005
+_PATHS = {"heads", "traces"}
 _PACKAGES = ("numpy", "numba", "scikit-optimize", "scikit-learn", "torch", "transformers")
 
 
@@ -57,7 +60,7 @@ def make_tuning(
         workloads=dict(rates),
         loads=(),
         provenance=Provenance(
-            command=options.command,
+            command=command_of(options),
             date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             engine=options.engine,
             device=device,
@@ -129,9 +132,9 @@ def document(
         "version": 1,
         "date": profile.tuned.provenance.date,
         "settings": {
-            key: str(value) if not isinstance(value, int | float | str | tuple) else value
+            key: value
             for key, value in asdict(options).items()
-            if value is not None and key not in {"traces", "heads", "json_path"}
+            if value is not None and not isinstance(value, Path) and key not in _PATHS
         },
         "versions": versions(),
         "surface": state.surface,

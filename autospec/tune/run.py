@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -63,7 +64,6 @@ class TuneOptions:
     dtype: str = "auto"
     device: str = "cpu"
     seed: int = 0
-    command: str = "autospec tune"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,27 @@ class Final(Protocol):
     def run_round(
         self, seed: int, show: Callable[[str], None] = ...
     ) -> dict[str, list[float | None]]: ...
+
+
+def command_of(options: TuneOptions) -> str:
+    """The command that repeats a run, with names in place of paths."""
+    words = ["autospec", "tune", "--engine", options.engine]
+    for flag, paths in (
+        ("--target", [options.target]),
+        ("--prompts", [options.prompts]),
+        ("--draft", [options.draft]),
+        ("--head", options.heads),
+        ("--traces", options.traces),
+        ("--cost", [options.cost]),
+        ("--warm-start", [options.warm_start]),
+    ):
+        for path in paths:
+            if path is not None:
+                words += [flag, path.name]
+    words += ["--loads", ",".join(map(str, options.loads)), "--budget", f"{options.budget:g}s"]
+    words += ["--trials", str(options.trials), "--max-tokens", str(options.max_tokens)]
+    words += ["--policy", options.policy, "--seed", str(options.seed), "--out", options.out.name]
+    return shlex.join(words)
 
 
 def split(
