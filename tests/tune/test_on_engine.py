@@ -1,0 +1,187 @@
+"""The whole run on a tiny random model: surface, record, search, final, profile, warm start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from autospec.arms import Arm, ArmInputs, ArmSpec
+from autospec.config import ProfileSettings, Settings
+from autospec.engine.model import CausalModel
+from autospec.phases import ADAPTIVE
+from autospec.profile import load_profile, save_profile
+from autospec.tune import on_engine
+from autospec.tune import run as tune_run
+from autospec.tune.run import TuneOptions, run_tune
+from autospec.tune.state import state_path, trace_path
+from autospec.tune.surface import Timing, design, fit, time_design
+from autospec.tuned import KCap, ProposerSettings
+
+WORDS = 60
+SILENT = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows sixty words and was never trained."""
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    path = tmp_path_factory.mktemp("model")
+    LlamaForCausalLM(config).save_pretrained(path)
+    words = {f"w{number}": number for number in range(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    rows = [
+        {
+            "id": f"p{number}",
+            "workload": "copy" if number % 2 else "chat",
+            "prompt": " ".join(f"w{3 + (number * 5 + each) % 50}" for each in range(9)),
+        }
+        for number in range(4)
+    ]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("with_draft", [False, True])
+def test_a_whole_run(
+    folder: Path,
+    prompts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    with_draft: bool,
+) -> None:
+    monkeypatch.setattr(tune_run, "_MOST_ROUNDS", 3)
+    monkeypatch.setattr(on_engine, "_CONTEXTS", (12, 24))
+    monkeypatch.setattr(on_engine, "_REPLICATES", 2)
+    options = TuneOptions(
+        out=tmp_path / "p.json",
+        target=folder,
+        prompts=prompts,
+        draft=folder if with_draft else None,
+        loads=(1, 2),
+        budget=3600.0,
+        trials=4,
+        max_tokens=10,
+        json_path=tmp_path / "figures.json",
+        dtype="float32",
+    )
+    assert run_tune(options, SILENT) == 0
+    profile = load_profile(options.out)
+    tuned = profile.tuned
+    assert tuned is not None
+    names = {"ngram", "suffix"} | ({"draft_model"} if with_draft else set())
+    assert set(tuned.proposers) == names == set(profile.identity.proposers)
+    assert set(tuned.workloads) == {"copy", "chat"}
+    if with_draft:  # the target drafts for itself: always right
+        rates = tuned.workloads["chat"].proposers["draft_model"]
+        # but in the first position, whose token comes with the prompt: 10 tokens in 5 or 6 steps
+        assert rates.accepted[0] > 0.5
+        assert max(rates.accepted) > 2.0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert {each["requests"] for each in figures["surface"]} == {1, 2}
+    assert all(each["replicates"] == 2 for each in figures["surface"])
+    assert profile.cost["step"]["weight"].sum() > 0
+    assert not state_path(options.out).exists()
+    assert not trace_path(options.out).exists()
+
+
+def test_the_design_has_every_octave_and_replicates_are_robust() -> None:
+    points = design((1, 6), (16, 64), ())
+    assert {each.requests for each in points} == {1, 2, 4, 6}
+    assert {each.context_tokens for each in points} == {16, 64}
+    assert all(each.requests * (1 + each.k) <= 320 for each in points)
+    timing = Timing(points[0], (1.0, 1.1, 0.9, 1.0, 50.0), (0.0,) * 5, (16,) * 5)
+    assert max(timing.clipped()) == pytest.approx(1.0 + 3 * timing.spread)
+
+
+def test_the_surface_fit_predicts_what_was_timed() -> None:
+    from autospec.records import EngineInfo, ProposerInfo
+
+    engine = EngineInfo("t", "embedded", "1", "cpu", "float32")
+    timings = [
+        Timing(each, (0.01 + 0.001 * each.requests * (1 + each.k),) * 5, (0.0,) * 5, (100,) * 5)
+        for each in design((1, 4, 16), (96, 384), ())
+    ]
+    model = fit(timings, (ProposerInfo("ngram", "lookup", 8),), engine)
+    for requests, k in ((1, 0), (4, 4), (16, 8)):
+        tokens = requests * (1 + k)
+        found = model.verify_seconds(tokens, requests, 100, k > 0)
+        assert found == pytest.approx(0.01 + 0.001 * tokens, rel=0.05)
+
+
+def test_steps_of_the_surface_have_the_batch_that_was_asked_for(folder: Path) -> None:
+    with torch.inference_mode():
+        target = CausalModel.load(folder, dtype="float32")
+        points = design((2,), (12, 24), ())
+        timings = time_design(target, (), points, replicates=3, seed=0)
+    assert {each.point for each in timings} == set(points)
+    for each in timings:
+        assert len(each.seconds) == 3
+        assert min(each.context_tokens) >= each.point.requests * each.point.context_tokens
+        assert min(each.seconds) > 0.0
+
+
+def test_an_engine_starts_with_the_settings_and_caps_of_its_profile(
+    folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_run, "_MOST_ROUNDS", 3)
+    monkeypatch.setattr(on_engine, "_CONTEXTS", (12, 24))
+    monkeypatch.setattr(on_engine, "_REPLICATES", 1)
+    path = tmp_path / "p.json"
+    options = TuneOptions(
+        out=path, target=folder, prompts=prompts, loads=(1,), budget=3600.0, trials=4,
+        max_tokens=6, dtype="float32",
+    )  # fmt: skip
+    assert run_tune(options, SILENT) == 0
+    profile = load_profile(path)
+    assert profile.tuned is not None
+    ngram = ProposerSettings(kind="lookup", max_k=5, min_match=1, max_match=2)
+    tuned = profile.tuned.model_copy(
+        update={
+            "proposers": {**profile.tuned.proposers, "ngram": ngram},
+            "caps": (KCap(load=1, k=0),),
+        }
+    )
+    from dataclasses import replace
+
+    save_profile(path, replace(profile, tuned=tuned))
+    with torch.inference_mode():
+        target = CausalModel.load(folder, dtype="float32")
+        arm = Arm(
+            ArmSpec(ADAPTIVE),
+            ArmInputs(target, None, 2, 64, 0),
+            Settings(version=1, profile=ProfileSettings(path=path)),
+        )
+    assert arm.controller is not None
+    assert arm.controller.is_warm
+    assert {info.name: info.max_k for info in arm.controller.proposers}["ngram"] == 5
+    from autospec.engine.request import GenerationRequest
+
+    with torch.inference_mode():
+        served = arm.serve([GenerationRequest([5, 6, 5, 6, 5, 6], 12, id="r", ignore_eos=True)], 1)
+    assert served.result.drafted == 0  # capped at 0 from one request on
