@@ -115,6 +115,26 @@ def latency_gains(
 
 
 @compiled
+def appended_gains(
+    limits: Int16Array, head_k: Int16Array, price: Float64Array, share: Float64Array,
+    gains: Float32Array, gross: Float64Array,
+) -> None:  # fmt: skip
+    """Gains of positions behind a head of ``head_k`` [p], which are looked at again when drafted.
+
+    Of such a position only what will then be worth its ``price`` [p] is verified: the ``share`` [p]
+    of its gain that is left after its cost comes on top of the price. ``gross`` [p, n] become the
+    sums of their gains.
+    """
+    for p in range(limits.shape[0]):
+        for i in range(limits.shape[1]):
+            gross[p, i] = 0.0
+            if head_k[p] > 0:
+                for j in range(head_k[p], limits[p, i]):
+                    gross[p, i] += gains[i, p, j]
+                    gains[i, p, j] = price[p] * (1.0 + 1e-6) + share[p] * gains[i, p, j]
+
+
+@compiled
 def _surplus(
     gains: Float32Array,
     limits: Int16Array,

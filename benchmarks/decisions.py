@@ -169,6 +169,7 @@ _CONTROLLER = (
     "rows.py",
     "policy/goodput.py",
     "policy/going_rate.py",
+    "policy/appended.py",
     "policy/offer_gate.py",
 )
 

@@ -17,6 +17,7 @@ from autospec.allocation import (
     limits_of,
     throughput_gains,
 )
+from autospec.policy.appended import Appended
 from autospec.policy.base import Decision, Outcome, Policy, PolicyOptions, View, plain
 from autospec.policy.going_rate import GoingRate
 from autospec.policy.offer_gate import OfferGate
@@ -72,6 +73,7 @@ class Goodput(Policy[GoodputOptions]):
         self._free_drafts = np.zeros((len(proposers), 4))
         self._rate = GoingRate()
         self._gate = OfferGate(self.lookup)
+        self._appended = Appended(proposers)
 
     def decide(self, view: View) -> Decision:
         """The allocation of this step; plain while nothing is known of the cost."""
@@ -86,6 +88,8 @@ class Goodput(Policy[GoodputOptions]):
             chosen = self._allocate(view, view.hazards, limits, prices, hold=True)
         self._held_depth[:] = chosen.depth
         self._gate.expect(chosen.advantage, chosen.alone)
+        if self._appended.any:
+            self._appended.expect(chosen.proposer)
         return Decision(chosen.proposer, chosen.k)
 
     def trim(self, view: View, decision: Decision, hazards: Float32Array) -> Int16Array:
@@ -104,6 +108,8 @@ class Goodput(Policy[GoodputOptions]):
                 committed,
                 min(outcome.step_seconds / outcome.plain_seconds, _MOST_PLAIN_STEPS),
             )
+        if self._appended.any:
+            self._appended.note(outcome.proposer, outcome.verified, outcome.accepted)
         if outcome.draft_seconds is not None and outcome.step_seconds > 0.0:
             going = committed / outcome.step_seconds
             self._gate.note(
@@ -155,6 +161,8 @@ class Goodput(Policy[GoodputOptions]):
             gains = gains * weights[:, None, None].astype(np.float32)
             base_value = float(weights.sum())
             rate *= base_value / max(view.requests, 1)
+        if hold and rate > 0.0 and self._appended.any:
+            self._appended.plan(limits, prices, rate, gains)
         return allocate(
             gains,
             limits,
@@ -175,6 +183,7 @@ class Goodput(Policy[GoodputOptions]):
             "held_depth": self._held_depth.tolist(),
             "rate": self._rate.state(),
             "gate": self._gate.state(),
+            "appended": self._appended.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -182,6 +191,7 @@ class Goodput(Policy[GoodputOptions]):
         self._held_depth = np.array(state["held_depth"], dtype=np.int16)
         self._rate.restore(state["rate"])
         self._gate.restore(state["gate"])
+        self._appended.restore(state["appended"])
 
 
 def _shares(tokens: int, takers: NDArray[np.bool_]) -> Int16Array:

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from autospec.allocation import Prices, throughput_gains
+from autospec.cost import KNOTS
+from autospec.policy.appended import Appended
+from autospec.records import Float32Array, ProposerInfo
+
+PROPOSERS = (
+    ProposerInfo("head", "sequential", 2),
+    ProposerInfo("both", "parallel", 6, head="head", head_k=2),
+)
+ROWS = 4
+LIMITS = np.array([[2] * ROWS, [6] * ROWS], dtype=np.int16)
+RATE = 100.0
+SLOPE = 0.001  # a token costs a tenth of one at that rate
+
+
+def plan(appended: Appended) -> tuple[Float32Array, Float32Array]:
+    """Gains [n, p, k] before and after."""
+    hazards = np.full((ROWS, 2, 6), 0.5, dtype=np.float32)
+    gains = np.zeros_like(hazards)
+    throughput_gains(hazards, LIMITS, gains)
+    before = gains.copy()
+    prices = Prices(0.01, 0.0, np.full(len(KNOTS), SLOPE), np.zeros((2, 4)))
+    appended.plan(LIMITS, prices, RATE, gains)
+    return before, gains
+
+
+def share(before: Float32Array, after: Float32Array) -> float:
+    """Of the appended gain, what is left above the price."""
+    left = after[0, 1, 2:] - RATE * SLOPE
+    return float(left.sum() / before[0, 1, 2:].sum())
+
+
+def serve(appended: Appended, verified: int, accepted: int, steps: int = 200) -> float:
+    """The share that is learned when every row drafts alike."""
+    proposer = np.ones(ROWS, dtype=np.int16)
+    for _ in range(steps):
+        plan(appended)
+        appended.expect(proposer)
+        appended.note(
+            proposer,
+            np.full(ROWS, verified, dtype=np.int16),
+            np.full(ROWS, accepted, dtype=np.int16),
+        )
+    return share(*plan(appended))
+
+
+def test_only_what_is_appended_is_rewritten() -> None:
+    before, after = plan(Appended(PROPOSERS))
+    assert after[:, 0].tolist() == before[:, 0].tolist()
+    assert after[:, 1, :2].tolist() == before[:, 1, :2].tolist()
+    assert (after[:, 1, 2:] > RATE * SLOPE).all()
+
+
+def test_without_its_head_it_is_a_proposer_like_others() -> None:
+    assert not Appended(PROPOSERS[1:]).any
+    assert not Appended(PROPOSERS[:1]).any
+
+
+def test_the_share_is_what_came_above_its_cost() -> None:
+    # expected behind the head: (1/8 + 1/16 + 1/32 + 1/64) tokens a row
+    expected = 0.125 + 0.0625 + 0.03125 + 0.015625
+    assert serve(Appended(PROPOSERS), 2, 2) == pytest.approx(0.0, abs=0.05)  # nothing followed
+    assert serve(Appended(PROPOSERS), 6, 2) == pytest.approx(0.0, abs=0.05)  # in vain
+    mixed = Appended(PROPOSERS)
+    proposer = np.ones(ROWS, dtype=np.int16)
+    for _ in range(400):
+        plan(mixed)
+        mixed.expect(proposer)
+        mixed.note(proposer, np.array([4, 2, 2, 2], np.int16), np.array([3, 2, 1, 0], np.int16))
+    came = (1.0 - 2 * RATE * SLOPE) / (ROWS * expected)
+    assert share(*plan(mixed)) == pytest.approx(came, rel=0.05)
+
+
+def test_state_survives_json() -> None:
+    appended, again = Appended(PROPOSERS), Appended(PROPOSERS)
+    serve(appended, 4, 3)
+    again.restore(json.loads(json.dumps(appended.state())))
+    assert plan(again)[1].tolist() == plan(appended)[1].tolist()
