@@ -29,8 +29,12 @@ from autospec.profile import Identity, Profile, warm_start
 from autospec.prompts import Prompt
 from autospec.proposers.base import LookupProposer
 from autospec.proposers.draft_model import DraftModelProposer
+from autospec.proposers.early_exit import EarlyExitProposer
 from autospec.proposers.heads import HEAD_KINDS, head_kind, load_head
+from autospec.proposers.lookahead import LookaheadProposer
 from autospec.proposers.settings import LOOKUP_DEFAULTS, make_lookup, settings_of
+from autospec.proposers.suffix import SuffixProposer
+from autospec.proposers.suffix_after import SuffixAfter
 from autospec.records import (
     BatchState,
     EngineInfo,
@@ -43,9 +47,14 @@ from autospec.records import (
 from autospec.records import StepResult as ControllerResult
 from autospec.tuned import ProposerSettings
 
-STATIC_PROPOSERS = ("ngram", "suffix", "draft_model", *HEAD_KINDS)
+OF_THE_TARGET = ("early_exit", "lookahead")
+"""Proposers that need no model but the target; static arms alone have them."""
+
+APPENDED = "suffix_after"
+STATIC_PROPOSERS = ("ngram", "suffix", "draft_model", *HEAD_KINDS, APPENDED, *OF_THE_TARGET)
 MAX_STATIC_K = 32
 _DRAFT_K = 8
+_APPENDED_HEAD_K = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,10 @@ def _parse_arm(name: str, has_draft: bool, head_kinds: Sequence[str]) -> ArmSpec
     if proposer in HEAD_KINDS and proposer not in head_kinds:
         given = f"those given are of {', '.join(head_kinds)}" if head_kinds else "none was given"
         raise InputError(f"--arms: {name!r} needs a head; give its folder with --head ({given})")
+    if proposer == APPENDED and not (head_kinds or has_draft):
+        raise InputError(f"--arms: {name!r} needs a head or a draft model; give --head or --draft")
+    if proposer == APPENDED and int(number) <= _APPENDED_HEAD_K:
+        raise InputError(f"--arms: {name!r}: k must be above {_APPENDED_HEAD_K}, the head's part")
     return ArmSpec(f"{proposer}:{int(number)}", proposer, int(number))
 
 
@@ -319,7 +332,27 @@ def _proposers(
             found = None if spec.proposer else tuned.get(kind)
             k = spec.k or (None if found is None else found.max_k)
             chosen.append(load_head(folder, inputs.target, k))
+    if spec.proposer == "early_exit":
+        chosen.append(EarlyExitProposer(max_k=spec.k))
+    if spec.proposer == "lookahead":
+        chosen.append(LookaheadProposer(max_k=spec.k))
+    if spec.proposer == APPENDED:
+        chosen.append(_appended(spec.k, inputs))
     return tuple(chosen)
+
+
+def _appended(k: int, inputs: ArmInputs) -> SuffixAfter:
+    """A suffix lookup behind the first head, or behind the draft model where there is no head."""
+    head: ModelProposer
+    if inputs.heads:
+        head = load_head(inputs.heads[0], inputs.target)
+    else:
+        assert inputs.draft is not None
+        head = DraftModelProposer(inputs.draft, max_k=_APPENDED_HEAD_K)
+    settings = _at_k("suffix", k - _APPENDED_HEAD_K)
+    suffix = make_lookup("suffix", settings, inputs.slots, inputs.capacity)
+    assert isinstance(suffix, SuffixProposer)
+    return SuffixAfter(head, suffix, head_k=_APPENDED_HEAD_K, name=APPENDED)
 
 
 def _at_k(name: str, k: int) -> ProposerSettings:

@@ -283,12 +283,31 @@ def test_arms_of_a_list() -> None:
         ("ngram:x", "k is 'x'"),
         ("ngram:4,plain,ngram:4", "'ngram:4' is named twice"),
         ("draft_model:2", "needs a draft model; give its folder with --draft"),
+        ("suffix_after:6", "needs a head or a draft model; give --head or --draft"),
     ],
 )
 def test_wrong_arms(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_arms(text, has_draft=False)
     assert message in str(caught.value)
+
+
+def test_a_suffix_needs_a_place_behind_the_head() -> None:
+    with pytest.raises(InputError, match=r"'suffix_after:2': k must be above 2, the head's part"):
+        parse_arms("suffix_after:2", has_draft=True)
+
+
+@pytest.mark.parametrize("name", ["early_exit:3", "lookahead:3", "suffix_after:6"])
+def test_arms_that_draft_with_the_target_or_behind_a_model(folder: Path, name: str) -> None:
+    requests = [GenerationRequest([4, 5, 6], 12, id=f"r{n}", ignore_eos=True) for n in range(2)]
+    target = CausalModel.load(folder, dtype="float64")
+    inputs = ArmInputs(target, CausalModel.load(folder, dtype="float64"), 2, 32, 0)
+    settings = load_settings("default")
+    expected = Arm(ArmSpec("plain"), inputs, settings).serve(requests, 2)
+    (spec,) = parse_arms(name, has_draft=True)
+    served = Arm(spec, inputs, settings).serve(requests, 2)
+    assert served.outputs == expected.outputs
+    assert served.result.drafted > 0
 
 
 def head_for(target: Path, folder: Path) -> Path:
