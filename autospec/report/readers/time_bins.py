@@ -30,9 +30,7 @@ class TimeBins:
             index = int(max(0.0, at) / self.width)
         while index >= len(self._rows):
             self._rows.append([0.0] * self._columns)
-        row = self._rows[index]
-        for column, value in enumerate(values):
-            row[column] += value
+        self._rows[index] = [a + b for a, b in zip(self._rows[index], values, strict=True)]
 
     def coarse(self, fewest: float, most_bins: int) -> tuple[float, Float64Array]:
         """Width and sums [bin, column], doubled until there are few and full enough bins.
