@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CPU = "cpu"
+MOST_TRIED = 2000
+"""Requests of a log that lookups are tried on: the last ones, which end next to each other."""
+
 _LONGEST_SECONDS = 3600.0
 
 
@@ -157,11 +160,14 @@ def _given_time(options: CheckOptions) -> StepTime | None:
     if options.device is None or options.device == CPU:
         return None
     device = device_of(options.device)
-    if options.target is None or options.url is not None:
-        return None
+    if options.target is None or options.log is None:
+        return None  # of folders alone only the memory is asked, a live service is measured
     size = model_size(options.target)
     if size.is_mixture:
-        return None  # how many of its parameters a step reads depends on the batch
+        raise InputError(
+            f"{options.target}: a mixture of experts, of which a step reads more the more tokens "
+            "it has; a data sheet cannot say how long that takes: give a cost file with --cost"
+        )
     return RooflineTime(device, size.weight_bytes, size.parameters, size.cache_bytes_per_token)
 
 
@@ -197,8 +203,11 @@ def _memory(device: str | None) -> tuple[str | None, float | None]:
 def _check_log(options: CheckOptions, path: Path, time: StepTime | None) -> CheckResult:
     samples = read_log(path, _tokenizer(options))
     level = summarize(samples, log_rate(samples), prefill_seconds_per_token(samples))
-    found = find(samples, [level], samples, time)
     notes = []
+    tried = samples[-MOST_TRIED:]
+    if len(tried) < len(samples):
+        notes.append(f"lookups were tried on the last {MOST_TRIED} of {len(samples)} requests")
+    found = find(tried, [level], samples, time)
     if level.shares is None:
         notes.append("the log has no first_token times: where the time goes is not known")
     return _result(options, "log", [level], found, _by_temperature(samples), notes)

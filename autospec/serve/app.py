@@ -70,7 +70,7 @@ def create_app(service: Service) -> FastAPI:
         try:
             yield
         finally:
-            await asyncio.to_thread(engine.stop)
+            await engine.stop()
             service.controller.close()
 
     app = FastAPI(title="AutoSpec", docs_url=None, redoc_url=None, lifespan=lifespan)

@@ -90,13 +90,13 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="autospec-engine", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """End every request and the thread, after the step that is under way."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
         if self._thread is not None:
-            self._thread.join()
+            await asyncio.to_thread(self._thread.join)
         self._fail(EngineStopped("the server is shutting down"))
 
     def open(self, request: GenerationRequest) -> TokenStream:

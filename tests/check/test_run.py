@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,31 @@ def test_a_log_with_a_cost_file(tmp_path: Path) -> None:
     unknown, found = checked(CheckOptions(log=log, json_path=tmp_path / "c.json"))
     assert found["verdict"]["kind"] == "unknown"
     assert "give a cost file with --cost" in unknown
+
+
+def test_a_log_with_a_data_sheet(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log.jsonl"
+    row = {"prompt": "w1 w2 w3 w4 w1 w2", "output": "w3 w4 w1 w2 w3 w4 w1", "start": 1, "end": 2}
+    log.write_text("\n".join(json.dumps(row | {"temperature": number % 2}) for number in range(5)))
+    monkeypatch.setattr("autospec.check.run.MOST_TRIED", 4)
+    options = CheckOptions(log=log, target=folder, device="l4", json_path=tmp_path / "c.json")
+    shown, found = checked(options)
+    assert found["step_time"]["source"] == "estimated from the data sheet of l4, not measured"
+    assert found["verdict"]["kind"] == "candidate"
+    assert found["notes"] == [
+        "lookups were tried on the last 4 of 5 requests",
+        "the log has no first_token times: where the time goes is not known",
+    ]
+    assert [each["temperature"] for each in found["sensitivity"]] == [0.0, 1.0]
+    assert "fits into the 24.00 GB of l4" in shown
+    experts = tmp_path / "experts"
+    shutil.copytree(folder, experts)
+    config = json.loads((experts / "config.json").read_text()) | {"num_local_experts": 8}
+    (experts / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"experts: a mixture of experts, .* give a cost file"):
+        checked(replace(options, target=experts))
 
 
 def test_folders_alone_and_with_a_data_sheet(folder: Path, tmp_path: Path) -> None:
