@@ -30,7 +30,9 @@ def train_proposer(
         int | None, typer.Option(min=1, help="Steps to learn, whatever the time.")
     ] = None,
     frequent_tokens: Annotated[int, typer.Option(min=2, help="Tokens it can draft.")] = 8192,
-    inner_size: Annotated[int, typer.Option(min=1, help="Width of the head's MLP.")] = 1024,
+    inner_size: Annotated[
+        int, typer.Option(min=1, help="Width of an mlp_speculator's MLP.")
+    ] = 1024,
     batch: Annotated[int, typer.Option(min=1, help="Positions of a step.")] = 1024,
     learning_rate: Annotated[float, typer.Option(min=0.0)] = 1e-3,
     slots: Annotated[int, typer.Option(min=1, help="Requests recorded at a time.")] = 64,
