@@ -48,7 +48,7 @@ class Appended:
 
     def expect(self, proposer: Int16Array) -> None:
         """A step was planned."""
-        if self._gross.shape[1] != len(proposer):
+        if not self.any or self._gross.shape[1] != len(proposer):
             return
         octave = octave_of(len(proposer))
         for p in np.flatnonzero(self.head_k):
@@ -59,6 +59,8 @@ class Appended:
 
     def note(self, proposer: Int16Array, verified: Int16Array, accepted: Int16Array) -> None:
         """What came of it."""
+        if not self.any:
+            return
         octave = octave_of(len(proposer))
         for p in np.flatnonzero(self.head_k):
             rows = proposer == p

@@ -88,8 +88,7 @@ class Goodput(Policy[GoodputOptions]):
             chosen = self._allocate(view, view.hazards, limits, prices, hold=True)
         self._held_depth[:] = chosen.depth
         self._gate.expect(chosen.advantage, chosen.alone)
-        if self._appended.any:
-            self._appended.expect(chosen.proposer)
+        self._appended.expect(chosen.proposer)
         return Decision(chosen.proposer, chosen.k)
 
     def trim(self, view: View, decision: Decision, hazards: Float32Array) -> Int16Array:
@@ -108,8 +107,7 @@ class Goodput(Policy[GoodputOptions]):
                 committed,
                 min(outcome.step_seconds / outcome.plain_seconds, _MOST_PLAIN_STEPS),
             )
-        if self._appended.any:
-            self._appended.note(outcome.proposer, outcome.verified, outcome.accepted)
+        self._appended.note(outcome.proposer, outcome.verified, outcome.accepted)
         if outcome.draft_seconds is not None and outcome.step_seconds > 0.0:
             going = committed / outcome.step_seconds
             self._gate.note(
