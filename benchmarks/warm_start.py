@@ -26,8 +26,8 @@ from autospec.profile import Profile, load_profile
 from autospec.records import EngineInfo, Float64Array
 from autospec.replay import ClosedLoop
 from autospec.trace import TraceRequest, read_traces
-from autospec.tune.run import split
 from autospec.tune.traced import Bed, TracedEngine, in_order, proposers_of
+from autospec.tune.tuner import split
 from autospec.tuned import ProposerSettings
 
 SHARE = 0.95

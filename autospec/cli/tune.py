@@ -58,7 +58,8 @@ def tune(
         with extra("engine"):
             import autospec.bench  # noqa: F401
     from autospec.tune.budget import parse_budget, parse_loads
-    from autospec.tune.run import TuneOptions, run_tune
+    from autospec.tune.run import run_tune
+    from autospec.tune.tuner import TuneOptions
 
     options = TuneOptions(
         out=out,

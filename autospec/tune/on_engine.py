@@ -18,7 +18,6 @@ from autospec.bench import load_model
 from autospec.config import Settings
 from autospec.cost import StepCost
 from autospec.engine.request import GenerationRequest
-from autospec.errors import InputError
 from autospec.profile import Profile, Statistics, merge
 from autospec.prompts import Prompt, read_prompts
 from autospec.proposers.settings import LOOKUP_DEFAULTS
@@ -30,7 +29,10 @@ from autospec.tune.meter import Meter
 from autospec.tune.on_traces import finish
 from autospec.tune.outcome import make_tuning, with_figures
 from autospec.tune.rates import measure_rates
-from autospec.tune.run import (
+from autospec.tune.state import State, save_state, state_path, trace_path
+from autospec.tune.surface import design, fit, time_design
+from autospec.tune.traced import Bed
+from autospec.tune.tuner import (
     Data,
     Setting,
     TuneOptions,
@@ -41,9 +43,6 @@ from autospec.tune.run import (
     first_points,
     split,
 )
-from autospec.tune.state import State, save_state, state_path, trace_path
-from autospec.tune.surface import design, fit, time_design
-from autospec.tune.traced import Bed
 from autospec.tuned import ProposerSettings
 
 _CONTEXTS = (96, 384)
@@ -55,8 +54,8 @@ def tune_on_engine(
     options: TuneOptions, policy: Settings, older: Profile | None, console: Console
 ) -> int:
     """Measure, search and judge; write the profile; returns the exit code."""
-    if options.target is None or options.prompts is None:
-        raise InputError("--engine embedded needs --target and --prompts")
+    assert options.target is not None
+    assert options.prompts is not None
     prompts = read_prompts(options.prompts)
     digest = digest_of([options.prompts])
     state, budget = begin(options, digest)

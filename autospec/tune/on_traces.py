@@ -6,22 +6,46 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from autospec.config import Settings
+from autospec.cost_file import read_cost_file
+from autospec.errors import InputError
 from autospec.json_file import write_json
 from autospec.profile import Profile, save_profile
+from autospec.records import EngineInfo
+from autospec.trace import read_traces
 from autospec.tune.final import Verdict
 from autospec.tune.meter import Meter
 from autospec.tune.outcome import document, make_tuning, tell, with_figures
 from autospec.tune.rates import measure_rates
-from autospec.tune.run import (
+from autospec.tune.state import state_path
+from autospec.tune.traced import Bed, proposers_of
+from autospec.tune.tuner import (
     Data,
     TracedFinal,
     TuneOptions,
     Tuner,
     begin,
     chosen_setting,
+    digest_of,
     first_points,
+    split,
 )
-from autospec.tune.state import state_path
+
+
+def traced_data(options: TuneOptions, policy: Settings) -> Data:
+    """What ``--engine replay`` tunes on. Raises InputError."""
+    if not options.traces or options.cost is None:
+        raise InputError("--engine replay needs --traces (one or more) and --cost")
+    requests = read_traces(options.traces)
+    cost = read_cost_file(options.cost)
+    info = EngineInfo("trace", "replay", "1", "simulated", "none", cost.shape, cost.captured_sizes)
+    found = proposers_of(requests, cost)
+    if not {"ngram", "suffix"} <= set(found):
+        raise InputError(f"{options.cost}: proposers must name ngram and suffix, which are tuned")
+    models = {name: each for name, each in found.items() if each.kind != "lookup"}
+    tuning, held_out = split(requests, options.seed)
+    names = ", ".join(path.name for path in options.traces)
+    return Data(tuning, held_out, Bed(info, policy, cost), models, names, digest_of(options.traces))
 
 
 def tune_on_traces(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from autospec.arms import Arm, ArmInputs, ArmSpec
 from autospec.config import ProfileSettings, Settings
 from autospec.engine.model import CausalModel
+from autospec.engine.request import GenerationRequest
 from autospec.phases import ADAPTIVE
 from autospec.profile import load_profile, save_profile
-from autospec.tune import on_engine
-from autospec.tune import run as tune_run
-from autospec.tune.run import TuneOptions, run_tune
+from autospec.records import EngineInfo, ProposerInfo
+from autospec.tune import on_engine, tuner
+from autospec.tune.run import run_tune
 from autospec.tune.state import state_path, trace_path
 from autospec.tune.surface import Timing, design, fit, time_design
+from autospec.tune.tuner import TuneOptions
 from autospec.tuned import KCap, ProposerSettings
 
 WORDS = 60
@@ -52,8 +55,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [
         {
             "id": f"p{number}",
@@ -62,47 +65,55 @@ def prompts(tmp_path: Path) -> Path:
         }
         for number in range(4)
     ]
-    path = tmp_path / "prompts.jsonl"
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
-@pytest.mark.parametrize("with_draft", [False, True])
-def test_a_whole_run(
+@pytest.fixture(scope="module", params=[False, True], ids=["alone", "draft"])
+def tuned(
+    request: pytest.FixtureRequest,
     folder: Path,
     prompts: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    with_draft: bool,
-) -> None:
-    monkeypatch.setattr(tune_run, "_MOST_ROUNDS", 3)
-    monkeypatch.setattr(on_engine, "_CONTEXTS", (12, 24))
-    monkeypatch.setattr(on_engine, "_REPLICATES", 2)
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[TuneOptions, bool]:
+    """A whole run; with a draft, the target drafts for itself."""
+    place = tmp_path_factory.mktemp("tuned")
     options = TuneOptions(
-        out=tmp_path / "p.json",
+        out=place / "p.json",
         target=folder,
         prompts=prompts,
-        draft=folder if with_draft else None,
+        draft=folder if request.param else None,
         loads=(1, 2),
         budget=3600.0,
         trials=4,
         max_tokens=10,
-        json_path=tmp_path / "figures.json",
+        json_path=place / "figures.json",
         dtype="float32",
     )
-    assert run_tune(options, SILENT) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuner, "_MOST_ROUNDS", 3)
+        patch.setattr(on_engine, "_CONTEXTS", (12, 24))
+        patch.setattr(on_engine, "_REPLICATES", 2)
+        assert run_tune(options, SILENT) == 0
+    return options, request.param
+
+
+def test_the_profile_and_the_figures_of_a_whole_run(tuned: tuple[TuneOptions, bool]) -> None:
+    options, with_draft = tuned
     profile = load_profile(options.out)
-    tuned = profile.tuned
-    assert tuned is not None
+    found = profile.tuned
+    assert found is not None
     names = {"ngram", "suffix"} | ({"draft_model"} if with_draft else set())
-    assert set(tuned.proposers) == names == set(profile.identity.proposers)
-    assert set(tuned.workloads) == {"copy", "chat"}
-    if with_draft:  # the target drafts for itself: always right
-        rates = tuned.workloads["chat"].proposers["draft_model"]
+    assert set(found.proposers) == names == set(profile.identity.proposers)
+    assert set(found.workloads) == {"copy", "chat"}
+    if with_draft:
+        rates = found.workloads["chat"].proposers["draft_model"]
         # but in the first position, whose token comes with the prompt: 10 tokens in 5 or 6 steps
         assert rates.accepted[0] > 0.5
         assert max(rates.accepted) > 2.0
-    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert options.json_path is not None
+    figures = json.loads(options.json_path.read_text())
     assert {each["requests"] for each in figures["surface"]} == {1, 2}
     assert all(each["replicates"] == 2 for each in figures["surface"])
     assert profile.cost["step"]["weight"].sum() > 0
@@ -120,8 +131,6 @@ def test_the_design_has_every_octave_and_replicates_are_robust() -> None:
 
 
 def test_the_surface_fit_predicts_what_was_timed() -> None:
-    from autospec.records import EngineInfo, ProposerInfo
-
     engine = EngineInfo("t", "embedded", "1", "cpu", "float32")
     timings = [
         Timing(each, (0.01 + 0.001 * each.requests * (1 + each.k),) * 5, (0.0,) * 5, (100,) * 5)
@@ -147,41 +156,31 @@ def test_steps_of_the_surface_have_the_batch_that_was_asked_for(folder: Path) ->
 
 
 def test_an_engine_starts_with_the_settings_and_caps_of_its_profile(
-    folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tuned: tuple[TuneOptions, bool], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(tune_run, "_MOST_ROUNDS", 3)
-    monkeypatch.setattr(on_engine, "_CONTEXTS", (12, 24))
-    monkeypatch.setattr(on_engine, "_REPLICATES", 1)
-    path = tmp_path / "p.json"
-    options = TuneOptions(
-        out=path, target=folder, prompts=prompts, loads=(1,), budget=3600.0, trials=4,
-        max_tokens=6, dtype="float32",
-    )  # fmt: skip
-    assert run_tune(options, SILENT) == 0
-    profile = load_profile(path)
+    options, with_draft = tuned
+    profile = load_profile(options.out)
     assert profile.tuned is not None
+    assert options.target is not None
     ngram = ProposerSettings(kind="lookup", max_k=5, min_match=1, max_match=2)
-    tuned = profile.tuned.model_copy(
+    changed = profile.tuned.model_copy(
         update={
             "proposers": {**profile.tuned.proposers, "ngram": ngram},
             "caps": (KCap(load=1, k=0),),
         }
     )
-    from dataclasses import replace
-
-    save_profile(path, replace(profile, tuned=tuned))
+    path = tmp_path / "p.json"
+    save_profile(path, replace(profile, tuned=changed))
     with torch.inference_mode():
-        target = CausalModel.load(folder, dtype="float32")
+        target = CausalModel.load(options.target, dtype="float32")
         arm = Arm(
             ArmSpec(ADAPTIVE),
-            ArmInputs(target, None, 2, 64, 0),
+            ArmInputs(target, target if with_draft else None, 2, 64, 0),
             Settings(version=1, profile=ProfileSettings(path=path)),
         )
-    assert arm.controller is not None
-    assert arm.controller.is_warm
-    assert {info.name: info.max_k for info in arm.controller.proposers}["ngram"] == 5
-    from autospec.engine.request import GenerationRequest
-
-    with torch.inference_mode():
-        served = arm.serve([GenerationRequest([5, 6, 5, 6, 5, 6], 12, id="r", ignore_eos=True)], 1)
+        assert arm.controller is not None
+        assert arm.controller.is_warm
+        assert {info.name: info.max_k for info in arm.controller.proposers}["ngram"] == 5
+        request = GenerationRequest([5, 6, 5, 6, 5, 6], 12, id="r", ignore_eos=True)
+        served = arm.serve([request], 1)
     assert served.result.drafted == 0  # capped at 0 from one request on

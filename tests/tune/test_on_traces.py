@@ -16,10 +16,11 @@ from autospec.errors import InputError
 from autospec.export import EXPORTERS, Wish
 from autospec.outlook import outlook
 from autospec.profile import load_profile
-from autospec.tune import run as tune_run
-from autospec.tune.run import TuneOptions, run_tune
+from autospec.tune import tuner
+from autospec.tune.run import run_tune
 from autospec.tune.state import state_path
 from autospec.tune.traced import TrialTimeout
+from autospec.tune.tuner import TuneOptions
 from tests.tune.made_traces import write_inputs
 
 SILENT = Console(quiet=True)
@@ -42,7 +43,7 @@ def options(folder: Path, **more: Any) -> TuneOptions:
 
 @pytest.fixture(autouse=True)
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune_run, "_MOST_ROUNDS", 3)
+    monkeypatch.setattr(tuner, "_MOST_ROUNDS", 3)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a whole run was made."""
     folder = tmp_path_factory.mktemp("tuned")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune_run, "_MOST_ROUNDS", 3)
+        patch.setattr(tuner, "_MOST_ROUNDS", 3)
         assert run_tune(options(folder), SILENT) == 0
     return folder
 
@@ -93,7 +94,7 @@ def test_a_tuned_profile_can_be_exported(tuned: Path) -> None:
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    true = tune_run.tuned_goodput
+    true = tuner.tuned_goodput
     calls = 0
 
     def interrupting(*arguments: Any, **more: Any) -> Any:
@@ -103,13 +104,13 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise KeyboardInterrupt
         return true(*arguments, **more)
 
-    monkeypatch.setattr(tune_run, "tuned_goodput", interrupting)
+    monkeypatch.setattr(tuner, "tuned_goodput", interrupting)
     asked = options(tmp_path)
     assert run_tune(asked, SILENT) == 1
     state = json.loads(state_path(asked.out).read_text())
     assert len(state["trials"]) == 2
     assert not asked.out.exists()
-    monkeypatch.setattr(tune_run, "tuned_goodput", true)
+    monkeypatch.setattr(tuner, "tuned_goodput", true)
     assert run_tune(asked, SILENT) == 0
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert [each["seconds"] for each in figures["trials"][:2]] == [
@@ -120,7 +121,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_trials_that_fail_are_noted_and_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true = tune_run.tuned_goodput
+    true = tuner.tuned_goodput
     calls = 0
 
     def failing(*arguments: Any, **more: Any) -> Any:
@@ -134,7 +135,7 @@ def test_trials_that_fail_are_noted_and_survived(
             return float("nan"), None
         return true(*arguments, **more)
 
-    monkeypatch.setattr(tune_run, "tuned_goodput", failing)
+    monkeypatch.setattr(tuner, "tuned_goodput", failing)
     assert run_tune(options(tmp_path, trials=8), SILENT) == 0
     trials = json.loads((tmp_path / "figures.json").read_text())["trials"]
     assert [each["status"] for each in trials].count("ok") == 5
