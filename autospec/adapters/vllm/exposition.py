@@ -9,6 +9,7 @@ reads it when it is scraped.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import tempfile
 import threading
@@ -95,11 +96,12 @@ class ExpositionCollector(Collector):
 def serve_metrics() -> None:
     """Show the engine core's samples in this process's registry.
 
-    The first process makes the folder; its children find it in the environment.
+    A server's first process makes the folder; its children find it in the environment. A server
+    that is started from another one's process makes its own.
     """
     if _KEPT:
         return
-    if FOLDER_VARIABLE in os.environ:
+    if FOLDER_VARIABLE in os.environ and multiprocessing.parent_process() is not None:
         _KEPT.append(None)
     else:
         folder = tempfile.TemporaryDirectory(prefix="autospec-vllm-")
