@@ -120,9 +120,11 @@ def _subtitle(inputs: Inputs, now: datetime) -> str:
 
 
 def _verdicts(inputs: Inputs) -> tuple[Verdict, ...]:
+    """One for each input; a tuning's own profile says the same as its figures."""
+    in_profiles = [profile.tuned for profile in inputs.profiles]
     return (
         *(check_verdict(run) for run in inputs.checks),
-        *(tune_verdict(run) for run in inputs.tunes),
+        *(tune_verdict(run) for run in inputs.tunes if run.tuned not in in_profiles),
         *(bench_verdict(run) for run in inputs.benches),
         *(replay_verdict(run) for run in inputs.replays),
         *(journal_verdict(run) for run in inputs.last_runs),

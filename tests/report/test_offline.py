@@ -144,6 +144,9 @@ def test_a_tuning_and_its_profile_say_the_same_once(tmp_path: Path) -> None:
     (panel,) = panels_of_tuning(inputs.tunings[0][1])
     assert panel.lines[1].points == ((1.0, 2.0), (16.0, 1.2))
     assert panel.lines[1].spans[0] == pytest.approx((1.9, 2.1))
+    default = profile.tuned.model_copy(update={"kept": False}) if profile.tuned else None
+    assert default is not None
+    assert len(panels_of_tuning(default)[0].lines) == len(panel.lines) - 1
     (run,) = inputs.tunes
     assert [number for number, _ in best_so_far(run.trials)] == [1, 2, 4]
     assert "4 settings of the proposers were tried, 1 of them without" in tuning_sentence(run)

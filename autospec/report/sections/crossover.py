@@ -134,10 +134,13 @@ def panels_of_check(run: CheckRun) -> tuple[Panel, ...]:
 
 
 def panels_of_tuning(tuned: Tuning) -> tuple[Panel, ...]:
-    """What a tuning predicted and measured, at two loads or more."""
+    """What a tuning predicted and measured, at two loads or more.
+
+    Settings that were not kept are the default ones: one line is enough then.
+    """
     loads = sorted(tuned.loads, key=lambda each: each.load)
     lines = [Line(PREDICTED, tuple((float(each.load), each.predicted) for each in loads))]
-    for name in ("measured", "untuned"):
+    for name in ("measured", "untuned") if tuned.kept else ("untuned",):
         found = [
             (float(each.load), ratio)
             for each in loads
