@@ -104,6 +104,7 @@ def find(
             at_high=by_load.get(max(1, round(high.running))),
             at_one=by_load.get(1),
             largest_k=max((each.k for each in paying), default=0),
+            best_workload=_best_workload(workloads, max(1, round(low.running))),
             speculates_already=_speculation(levels),
         )
     )
@@ -153,6 +154,22 @@ def _median(values: Sequence[float | None]) -> float | None:
 def _best(walks: Sequence[Walks]) -> Acceptance:
     every = [one for each in walks for one in acceptance(each)]
     return max(every, key=lambda each: (each.tokens_per_step, -each.verified_per_step))
+
+
+def _best_workload(workloads: Sequence[WorkloadFacts], running: int) -> tuple[str, Speedup] | None:
+    """None for a single workload: it is the whole."""
+    if len(workloads) < 2:
+        return None
+    for load in (running, 1):
+        found = [
+            (each.name, one)
+            for each in workloads
+            for one in each.speedups
+            if one.running == load and one.speedup >= PAYS
+        ]
+        if found:
+            return max(found, key=lambda each: each[1].speedup)
+    return None
 
 
 def _speculation(levels: Sequence[Level]) -> float | None:

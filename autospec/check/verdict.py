@@ -28,7 +28,8 @@ class Evidence:
     ``running`` the requests decoding at these two. ``at_low`` and ``at_high`` are the best choices
     at them, None beyond what is known; ``largest_k`` the largest best k at loads where it pays.
     Without a step time ``crossover`` is None. ``best_acceptance`` is the most tokens per step that
-    any lookup reaches, None where the tokens are not known.
+    any lookup reaches, None where the tokens are not known. Of several workloads
+    ``best_workload`` gains most at the lowest load, or at 1 running request.
     """
 
     output_tokens: float
@@ -42,6 +43,7 @@ class Evidence:
     at_high: Speedup | None = None
     at_one: Speedup | None = None
     largest_k: int = 0
+    best_workload: tuple[str, Speedup] | None = None
     speculates_already: float | None = None  # tokens per step
 
 
@@ -123,22 +125,31 @@ def _lookups(evidence: Evidence) -> Verdict:
             (
                 "a trained draft (EAGLE, MTP, a small model of the same family) does not depend "
                 "on repetition: record it with `autospec record --draft` and replay",
+                *_workload_steps(evidence),
             ),
         )
     at_one = evidence.at_one
     below = f"at 1 running request it would be {at_one.speedup:.2f}x" if at_one is not None else ""
     off_from = crossover.off_from
+    if off_from is None and round(evidence.running_low) > crossover.known_to:
+        return Verdict(
+            "unknown",
+            f"unknown: drafts pay up to {_requests(crossover.known_to)}, but {_here(evidence)} run "
+            "here, and how long larger steps take is not known",
+            drafts,
+            ("measure larger batches with --ladder, or give a cost file with --cost",),
+        )
     if off_from is not None and evidence.running_low >= off_from:
-        here = f"{evidence.running_low:.0f}{_to(evidence.running_low, evidence.running_high)}"
         return Verdict(
             "off-above",
-            f"off above {off_from - 1} running request{'s' if off_from > 2 else ''}: {here} run "
-            "here, where a step has no room for drafts",
+            f"off above {_requests(off_from - 1)}: {_here(evidence)} run here, where a step has no "
+            "room for drafts",
             f"{drafts}; {below}" if below else drafts,
             (
                 *_queue_steps(queue),
                 "if the load falls at times: an adaptive policy is off above this and on below "
                 "(autospec's default is)",
+                *_workload_steps(evidence),
             ),
         )
     return _candidate(evidence, crossover, drafts, queue)
@@ -165,12 +176,12 @@ def _candidate(evidence: Evidence, crossover: Crossover, drafts: str, queue: flo
     return Verdict(
         "candidate",
         f"candidate: {chosen.proposer}, k up to {evidence.largest_k} {where}, expected {expected}",
-        f"{drafts}; at the {evidence.running_low:.0f} to {evidence.running_high:.0f} running "
-        f"requests of this check decoding would be {chosen.speedup:.2f}x as fast"
-        f"{whole}",
+        f"{drafts}; with {_here(evidence)} running as in this check decoding would be "
+        f"{chosen.speedup:.2f}x as fast{whole}",
         (
             f"try it: k {chosen.k} for {chosen.proposer}, or an adaptive policy that finds k and "
             "the load at which to stop by itself",
+            *_workload_steps(evidence),
             *_queue_steps(queue),
         ),
     )
@@ -194,5 +205,21 @@ def _queue_steps(queue: float) -> tuple[str, ...]:
     )
 
 
-def _to(low: float, high: float) -> str:
-    return f" to {high:.0f}" if round(high) > round(low) else ""
+def _workload_steps(evidence: Evidence) -> tuple[str, ...]:
+    if evidence.best_workload is None:
+        return ()
+    name, best = evidence.best_workload
+    return (
+        f"of the workloads {name} gains most: {best.speedup:.2f}x with {best.proposer}:{best.k} at "
+        f"{_requests(best.running)}",
+    )
+
+
+def _requests(count: int) -> str:
+    return f"{count} running request{'' if count == 1 else 's'}"
+
+
+def _here(evidence: Evidence) -> str:
+    """The running requests of the check, from the lowest load to the highest."""
+    low, high = round(evidence.running_low), round(evidence.running_high)
+    return f"{low} to {high}" if high > low else f"{low}"

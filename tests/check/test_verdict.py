@@ -40,6 +40,19 @@ def test_a_candidate_says_who_how_far_below_what_and_how_much() -> None:
 def test_where_it_always_paid_it_says_how_far_that_is_known() -> None:
     verdict = decide(replace(CANDIDATE, crossover=Crossover(None, 24)))
     assert "up to at least 24 running requests" in verdict.sentence
+    beyond = decide(replace(CANDIDATE, crossover=Crossover(None, 3), running_low=5.0))
+    assert beyond.kind == "unknown"
+    assert "drafts pay up to 3 running requests, but 5 to 6 run here" in beyond.sentence
+
+
+def test_the_workload_that_gains_most_is_named() -> None:
+    edits = ("edits", Speedup(16, "suffix", 2, 1.3, 1.2, 1.4))
+    verdict = decide(replace(CANDIDATE, running_low=15.0, best_workload=edits))
+    assert verdict.kind == "off-above"
+    assert (
+        verdict.next_steps[-1]
+        == "of the workloads edits gains most: 1.30x with suffix:2 at 16 running requests"
+    )
 
 
 def test_a_load_that_does_not_pay_does_not_spoil_what_is_expected_below() -> None:
