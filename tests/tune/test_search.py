@@ -28,7 +28,7 @@ def quality(point: Point) -> float:
 
 def test_the_search_finds_better_points_than_the_default() -> None:
     trials: list[Trial] = []
-    for number in range(20):
+    for number in range(14):
         point = next_point(SPACE, trials, [], seed=0)
         noise = 0.01 * ((number * 7) % 5 - 2)
         trials.append(trial(point, quality(point) + noise, number))
@@ -53,7 +53,7 @@ def test_trials_that_failed_are_survived_and_never_best() -> None:
     known = [trial(SPACE.default, 0.1, n) for n in range(REPLICATES)]
     values: list[Value] = list(SPACE.default)
     for number, status in enumerate(("nan", "failed", "timeout")):
-        values[0] = 2 + number
+        values[0] = (1, 3, 4)[number]
         known.append(Trial(tuple(values), 0, status, (), 0.0, "why"))  # type: ignore[arg-type]
     for _ in range(9):
         known.append(trial(next_point(SPACE, known, [], 0), 0.0))
@@ -70,7 +70,7 @@ def test_noise_is_that_of_repeated_points() -> None:
 def test_luck_in_one_trial_does_not_lead() -> None:
     lucky: Point = (3, *SPACE.default[1:])
     known = [trial(SPACE.default, score) for score in (0.30, 0.34, 0.38, 0.34)]
-    assert standing([*known, trial(lucky, 0.36)])[0][0] == SPACE.default
+    assert standing([*known, trial(lucky, 0.35)])[0][0] == SPACE.default
 
 
 # The final ---------------------------------------------------------------------------------------
