@@ -307,9 +307,10 @@ def learn_rows(
     """Count one step's outcome; returns the number of drift alarms.
 
     ``known[i]`` is False for a request that ended meanwhile: its workload still learns. A lookup
-    proposer learns from what it offered whoever drafted; a model from what was verified of it, and
-    where less was verified than ``asked`` [n] for, the next position counts by what was
-    ``expected`` [n, p, k] of it once it was ``drafted`` [n], and as rejected if it was not.
+    proposer learns from what it offered whoever drafted; a model from what was verified of it.
+    Where a draft was cut behind its head, to less than was ``asked`` [n] for, the next position
+    counts by what was ``expected`` [n, p, k] of it once it was ``drafted`` [n], and as rejected if
+    it was not: before drafting, nobody knows how often there will be anything.
     """
     alarms = 0
     weight = min(1.0, _STEP_ROWS / max(slots.shape[0], 1))
@@ -326,7 +327,7 @@ def learn_rows(
             elif proposer[i] == p:
                 successes_seen = accepted[i]
                 missed = 1 if accepted[i] < verified[i] else 0
-                if missed == 0 and verified[i] < asked[i]:
+                if missed == 0 and 0 < heads[p, 1] <= verified[i] < asked[i]:
                     missed = 1
                     miss = expected[i, p, verified[i]] if verified[i] < drafted[i] else 0.0
             if successes_seen == 0 and missed == 0:

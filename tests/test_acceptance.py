@@ -24,6 +24,16 @@ def make_table(num_workloads: int = 4, shrinkage: Shrinkage | None = None) -> Ha
     return table
 
 
+def make_composite() -> HazardTable:
+    """Two models; the second one's first two tokens are the first one's."""
+    none = np.zeros(2, dtype=np.bool_)
+    heads = np.array([[0, 0], [0, 2]], dtype=np.int16)
+    table = HazardTable(none, none, 4, SLOTS, Shrinkage(), heads)
+    for slot in range(SLOTS):
+        table.start(slot)
+    return table
+
+
 @dataclass
 class Rows:
     """One step's rows, with defaults for what a test does not care about."""
@@ -312,18 +322,22 @@ def test_many_requests_that_begin_alike_are_no_drift() -> None:
 
 
 @pytest.mark.parametrize("drafted, hits", [(4, 0.25), (2, 0.0)])
-def test_a_draft_that_was_cut_counts_by_what_was_expected_of_it(drafted: int, hits: float) -> None:
-    table = make_table()
-    Rows(table, [1]).learn(2, 2, asked=6, drafted=drafted, expected=0.25)
-    successes, trials = counted(table, 1, MODEL)
-    assert trials[:4] == [1, 1, 1, 0]
-    assert successes[:4] == [1, 1, hits, 0]
+def test_what_was_cut_behind_a_head_counts_by_what_was_expected(drafted: int, hits: float) -> None:
+    table = make_composite()
+    Rows(table, [1]).learn(2, 2, proposer=1, asked=6, drafted=drafted, expected=0.25)
+    assert counted(table, 1, 0) == ([1, 1, *[0] * 6], [1, 1, *[0] * 6])
+    assert counted(table, 1, 1) == ([0, 0, hits, *[0] * 5], [0, 0, 1, *[0] * 5])
 
 
-def test_a_rejected_draft_says_nothing_of_what_was_cut() -> None:
-    table = make_table()
-    Rows(table, [1]).learn(2, 1, asked=6, drafted=4, expected=0.25)
-    assert counted(table, 1, MODEL) == ([1, 0, *[0] * 6], [1, 1, *[0] * 6])
+@pytest.mark.parametrize("verified, accepted, proposer", [(2, 1, 1), (1, 1, 1), (2, 2, 0)])
+def test_a_rejection_or_a_cut_elsewhere_says_nothing_of_what_follows(
+    verified: int, accepted: int, proposer: int
+) -> None:
+    table = make_composite()
+    rows = Rows(table, [1])
+    rows.learn(verified, accepted, proposer=proposer, asked=6, drafted=4, expected=0.25)
+    assert sum(counted(table, 1, 1)[1]) == 0
+    assert sum(counted(table, 1, 0)[1]) == verified
 
 
 def test_without_a_confidence_the_earlier_hazard_stands() -> None:
@@ -342,12 +356,7 @@ def test_without_a_confidence_the_earlier_hazard_stands() -> None:
 
 
 def test_a_composite_shares_what_is_known_of_its_head() -> None:
-    """Two models; the second one's first two tokens are the first one's."""
-    none = np.zeros(2, dtype=np.bool_)
-    heads = np.array([[0, 0], [0, 2]], dtype=np.int16)
-    table = HazardTable(none, none, 4, SLOTS, Shrinkage(), heads)
-    for slot in range(SLOTS):
-        table.start(slot)
+    table = make_composite()
     Rows(table, [1]).learn(4, 3, proposer=1)
     assert counted(table, 1, 0)[1][:4] == [1, 1, 0, 0]
     assert counted(table, 1, 1) == ([0, 0, 1, 0, *[0] * 4], [0, 0, 1, 1, *[0] * 4])

@@ -322,7 +322,7 @@ def test_slo_targets_shift_drafts_to_requests_that_are_late() -> None:
     engine.run(300)
     late, early, without = np.mean([plan.k for plan in engine.plans[-200:]], axis=0)
     assert late > early + 0.5
-    assert early == pytest.approx(without, abs=0.3)
+    assert early <= without + 0.3  # far ahead of its target, it makes way
 
 
 # Guard and probes ------------------------------------------------------------------------------
