@@ -44,7 +44,7 @@ def check(
         Path | None, typer.Option(metavar="FOLDER", help="A draft model to compare with it.")
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="For texts.  [default: --target]")
+        Path | None, typer.Option(metavar="FOLDER", help="For texts; else the target's.")
     ] = None,
     rates: Annotated[str, typer.Option(help="Requests per second, step by step.")] = "0.5,1,2,4",
     duration: Annotated[float, typer.Option(help="Seconds of each step.")] = 60.0,
@@ -56,7 +56,7 @@ def check(
         int, typer.Option(min=1, help="Most tokens of an answer, where the prompt has no limit.")
     ] = 256,
     temperature: Annotated[
-        str | None, typer.Option(help="One or more, like 0,0.7.  [default: the prompt's, or 0]")
+        str | None, typer.Option(help="One or more, like 0,0.7; else the prompt's own, or 0.")
     ] = None,
     top_p: Annotated[str | None, typer.Option(help="One or more, like 1,0.9.")] = None,
     ladder: Annotated[
@@ -67,7 +67,7 @@ def check(
     ] = EndpointName.chat,
     model: Annotated[str | None, typer.Option(help="Where the server has several.")] = None,
     metrics_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Prometheus metrics.  [default: looked for]")
+        str | None, typer.Option(metavar="URL", help="Prometheus metrics; else looked for.")
     ] = None,
     api_key_env: Annotated[
         str, typer.Option(metavar="NAME", help="Environment variable with the server's key.")

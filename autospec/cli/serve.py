@@ -22,7 +22,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     name: Annotated[
-        str | None, typer.Option(help="Name of the model.  [default: that of the folder]")
+        str | None, typer.Option(help="Name of the model; else that of the folder.")
     ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Most requests that run at once.")] = 16,
     max_waiting: Annotated[
