@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from autospec.report.readers.form import Form, read_form
+from autospec.report.readers.percentiles import Percentiles
 from autospec.report.wording import moment
 
 
@@ -20,14 +21,6 @@ class CheckVerdict(Form):
     sentence: str
     reason: str
     next_steps: tuple[str, ...] = ()
-
-
-class Percentiles(Form):
-    """Of seconds, over requests."""
-
-    p50: float
-    p95: float
-    p99: float
 
 
 class Shares(Form):

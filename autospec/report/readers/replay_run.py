@@ -8,15 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from autospec.report.readers.form import Form, read_form
+from autospec.report.readers.percentiles import Percentiles
 from autospec.report.wording import moment
-
-
-class Percentiles(Form):
-    """Of seconds, over requests."""
-
-    p50: float
-    p95: float
-    p99: float
 
 
 class PolicyRow(Form):

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autospec.phases import ADAPTIVE, OFF
-from autospec.report.drawing import Sheet
 from autospec.report.page import Chart, DataTable, Section, chart
 from autospec.report.readers.bench_run import BenchRun, ChoiceShare
-from autospec.report.sections.scales import fixed
-from autospec.report.theme import INK, SURFACE, Key, paint, proposer_roles
-from autospec.report.wording import percent, shortened
-
-_LABELED, _LABELED_LONG = 0.07, 0.17
-"""Shares below these carry no label, or a short one."""
+from autospec.report.sections.bars import Bar, Segment, bar_heights, draw_bars
+from autospec.report.theme import Key, proposer_roles
+from autospec.report.wording import percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +65,22 @@ def _chart(name: str, run: BenchRun, phases: Phases, is_named: bool) -> Chart:
     names = dict.fromkeys(part.proposer for _, parts in phases for part in parts)
     ordered = sorted(names, key=lambda each: each == OFF)
     roles = proposer_roles(ordered)
+    bars = tuple(
+        Bar(
+            title,
+            tuple(
+                Segment(
+                    part.proposer,
+                    part.share,
+                    roles[part.proposer],
+                    f"k {part.k:.1f}" if part.k else "",
+                )
+                for part in parts
+            ),
+        )
+        for title, parts in phases
+    )
+    wide, narrow = bar_heights(bars)
     rows = tuple(
         (title, part.proposer, percent(part.share), f"{part.k:.1f}")
         for title, parts in phases
@@ -79,50 +90,13 @@ def _chart(name: str, run: BenchRun, phases: Phases, is_named: bool) -> Chart:
         name,
         run.name if is_named else "",
         f"Share of {', '.join(ordered)} in each phase" + (f", {run.name}" if is_named else ""),
-        lambda sheet: _draw(sheet, phases, roles),
-        46 + 34 * len(phases),
+        lambda sheet: draw_bars(sheet, bars),
+        wide,
         DataTable(
             "Requests × workload, by proposer",
             ("phase", "proposer", "share of request steps", "mean k"),
             rows,
         ),
         keys=tuple(Key(each, roles[each]) for each in ordered),
-        narrow_height=46 + 48 * len(phases),
+        narrow_height=narrow,
     )
-
-
-def _draw(sheet: Sheet, phases: Phases, roles: Mapping[str, str]) -> None:
-    axes = sheet.axes()
-    height = 0.44 if sheet.is_narrow else 0.62
-    for row, (title, parts) in enumerate(phases):
-        left = 0.0
-        if sheet.is_narrow:
-            axes.annotate(
-                shortened(title, 46), (0, row - 0.5), xycoords=("axes fraction", "data"),
-                va="center",
-            )  # fmt: skip
-        for part in parts:
-            bars = axes.barh(
-                row, part.share, height, left=left, color=paint(roles[part.proposer]),
-                edgecolor=paint(SURFACE), linewidth=1.5,
-            )  # fmt: skip
-            for bar in bars:
-                sheet.mark(bar, [f"{title}: {part.proposer} {percent(part.share)}, k {part.k:.1f}"])
-            if part.share >= _LABELED * (2 if sheet.is_narrow else 1):
-                text = percent(part.share)
-                if part.k and part.share >= _LABELED_LONG and not sheet.is_narrow:
-                    text += f", k {part.k:.1f}"
-                axes.text(
-                    left + part.share / 2, row, text,
-                    ha="center", va="center", fontsize=11,
-                    color=paint(INK if part.proposer == OFF else SURFACE),
-                )  # fmt: skip
-            left += part.share
-    axes.grid(visible=False)
-    axes.spines["bottom"].set_visible(False)
-    axes.set_xlim(0, 1)
-    fixed(axes.xaxis, (0, 0.5, 1), ("0 %", "50 %", "100 %"))
-    titles = [] if sheet.is_narrow else [shortened(title, 40) for title, _ in phases]
-    axes.set_yticks(list(range(len(titles))), titles)
-    axes.tick_params(axis="y", labelcolor=paint(INK))
-    axes.set_ylim(len(phases) - 0.4, -0.75 if sheet.is_narrow else -0.5)

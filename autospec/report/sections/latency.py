@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autospec.report.page import DataTable, Section
-from autospec.report.readers.replay_run import Percentiles, ReplayRun
-from autospec.report.wording import duration, rate
+from autospec.report.readers.percentiles import three
+from autospec.report.readers.replay_run import ReplayRun
+from autospec.report.wording import rate
 
 
 def latency_section(runs: Sequence[ReplayRun]) -> Section | None:
@@ -29,9 +30,9 @@ def latency_section(runs: Sequence[ReplayRun]) -> Section | None:
                             row.policy,
                             f"{row.rate:g}",
                             rate(row.tokens_per_second),
-                            _three(row.ttft_seconds),
-                            _three(row.tpot_seconds),
-                            _three(row.end_to_end_seconds),
+                            three(row.ttft_seconds),
+                            three(row.tpot_seconds),
+                            three(row.end_to_end_seconds),
                         )
                         for row in sorted(rows, key=lambda row: row.rate or 0.0)
                     ),
@@ -45,9 +46,3 @@ def latency_section(runs: Sequence[ReplayRun]) -> Section | None:
         ("Requests arrive at their own times, wait for a slot and are prefilled beside others.",),
         tables=tuple(tables),
     )
-
-
-def _three(seconds: Percentiles | None) -> str:
-    if seconds is None:
-        return "–"
-    return " / ".join(duration(each) for each in (seconds.p50, seconds.p95, seconds.p99))
