@@ -20,8 +20,9 @@ from autospec.cost_file import AppendedSeconds, CostFile, LookupSeconds, ModelSe
 from autospec.hindsight import replay_bare
 from autospec.policy.static import StaticOptions
 from autospec.proposers.base import Drafts, History
+from autospec.proposers.settings import make_lookup
 from autospec.records import Float32Array, Int16Array, Int32Array, Shape
-from autospec.replay import make_lookup
+from autospec.replay import untuned
 from autospec.trace import TraceRequest
 
 _SHAPES: dict[Shape, int] = {"packed": 0, "padded": 1, "stepped": 2}
@@ -138,7 +139,7 @@ def tabulate(requests: Sequence[TraceRequest], cost: CostFile, proposer: str) ->
     capacity = max(
         len(request.prompt_token_ids) + len(request.output_token_ids) for request in requests
     )
-    lookup = make_lookup(proposer, slots, capacity, part.max_k)
+    lookup = make_lookup(proposer, untuned(proposer, part.max_k), slots, capacity)
     history = History(np.zeros((slots, capacity), dtype=np.int32), np.zeros(slots, dtype=np.int32))
     draft_tokens = np.zeros((slots, part.max_k), dtype=np.int32)
     confidence = np.zeros((slots, part.max_k), dtype=np.float32)

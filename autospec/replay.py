@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,7 +32,7 @@ from autospec.cost_file import AppendedSeconds, CostFile, LookupSeconds
 from autospec.errors import InputError
 from autospec.profile import Profile
 from autospec.proposers.base import Drafts, History, LookupProposer
-from autospec.proposers.ngram import NgramProposer
+from autospec.proposers.settings import LOOKUP_DEFAULTS, make_lookup
 from autospec.proposers.suffix import SuffixProposer
 from autospec.records import (
     BatchState,
@@ -47,6 +47,7 @@ from autospec.records import (
     StepResult,
 )
 from autospec.trace import TraceRequest
+from autospec.tuned import ProposerSettings
 
 CACHE_TOKENS = 1 << 16
 """Tokens of ended requests in which the suffix lookup also looks."""
@@ -260,6 +261,7 @@ class ReplayEngine:
         slots: int,
         *,
         prefill_tokens: int = PREFILL_TOKENS,
+        tuned: Mapping[str, ProposerSettings] | None = None,
     ) -> None:
         self.cost = cost
         capacity = max(
@@ -269,7 +271,8 @@ class ReplayEngine:
         self.proposers: list[ProposerInfo] = []
         for name, part in cost.proposers.items():
             if isinstance(part, LookupSeconds):
-                lookup = make_lookup(name, slots, capacity, part.max_k)
+                own = untuned(name, part.max_k) if tuned is None else tuned[name]
+                lookup = make_lookup(name, own, slots, capacity)
                 self.lookups.append(lookup)
                 self.proposers.append(lookup.info)
             elif isinstance(part, AppendedSeconds):
@@ -551,11 +554,10 @@ class ReplayEngine:
         )
 
 
-def make_lookup(name: str, slots: int, capacity: int, max_k: int) -> LookupProposer:
-    """``ngram`` or ``suffix``, as a cost file names them."""
-    if name == "ngram":
-        return NgramProposer(slots, capacity, max_k=max_k)
-    return SuffixProposer(slots, capacity, max_k=max_k, cache_tokens=CACHE_TOKENS)
+def untuned(name: str, max_k: int) -> ProposerSettings:
+    """How the lookup ``ngram`` or ``suffix`` of a cost file drafts, unless tuned."""
+    update = {"max_k": max_k, **({"cache_tokens": CACHE_TOKENS} if name == "suffix" else {})}
+    return LOOKUP_DEFAULTS[name].model_copy(update=update)
 
 
 def shuffled(
@@ -678,8 +680,12 @@ def make_engine(
     slots: int,
     *,
     prefill_tokens: int = PREFILL_TOKENS,
+    profile: Profile | None = None,
 ) -> ReplayEngine:
-    """An engine for these requests. Raises InputError if there are none, or no slots."""
+    """An engine for these requests, with lookups as ``profile`` was tuned to.
+
+    Raises InputError if there are no requests, or no slots.
+    """
     if not requests:
         raise InputError("there are no requests to replay")
     if slots < 1 or prefill_tokens < 1:
@@ -687,7 +693,8 @@ def make_engine(
             f"running requests and prefill tokens must be at least 1, found {slots} and "
             f"{prefill_tokens}"
         )
-    return ReplayEngine(requests, cost, slots, prefill_tokens=prefill_tokens)
+    tuned = None if profile is None or profile.tuned is None else profile.tuned.proposers
+    return ReplayEngine(requests, cost, slots, prefill_tokens=prefill_tokens, tuned=tuned)
 
 
 def replay_closed(
@@ -702,7 +709,7 @@ def replay_closed(
     progress: Progress | None = None,
 ) -> tuple[ReplayResult, Controller]:
     """Serve the requests in order, ``concurrency`` at a time, under a controller of its own."""
-    engine = make_engine(requests, cost, concurrency)
+    engine = make_engine(requests, cost, concurrency, profile=profile)
     controller = make_controller(engine, settings, profile, seed)
     result = run_closed(engine, controller, requests, concurrency, policy=policy, progress=progress)
     return result, controller
@@ -724,7 +731,9 @@ def replay_open(
     progress: Progress | None = None,
 ) -> tuple[ReplayResult, Controller]:
     """Serve each request from its arrival on, under a controller of its own."""
-    engine = make_engine(requests, cost, max_running, prefill_tokens=prefill_tokens)
+    engine = make_engine(
+        requests, cost, max_running, prefill_tokens=prefill_tokens, profile=profile
+    )
     controller = make_controller(engine, settings, profile, seed)
     result = run_open(
         engine,

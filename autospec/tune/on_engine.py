@@ -132,7 +132,7 @@ def _measure(
     model.load(step)
     meter.show("decoding the prompts once")
     traces, confidence = _recorded(options, models, requests)
-    settings: dict[str, ProposerSettings] = model_settings(proposers)
+    settings: dict[str, ProposerSettings] = {**LOOKUP_DEFAULTS, **model_settings(proposers)}
     if not state.lookup_seconds:
         _, state.lookup_seconds = measure_rates(traces, LOOKUP_DEFAULTS)
     tuning, held_out = split(traces, options.seed)

@@ -42,10 +42,9 @@ def traced_data(options: TuneOptions, policy: Settings) -> Data:
     found = proposers_of(requests, cost)
     if not {"ngram", "suffix"} <= set(found):
         raise InputError(f"{options.cost}: proposers must name ngram and suffix, which are tuned")
-    models = {name: each for name, each in found.items() if each.kind != "lookup"}
     tuning, held_out = split(requests, options.seed)
     names = ", ".join(path.name for path in options.traces)
-    return Data(tuning, held_out, Bed(info, policy, cost), models, names, digest_of(options.traces))
+    return Data(tuning, held_out, Bed(info, policy, cost), found, names, digest_of(options.traces))
 
 
 def tune_on_traces(

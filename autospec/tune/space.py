@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from autospec.proposers.settings import LOOKUP_DEFAULTS
 from autospec.tuned import KCap, ProposerSettings, Tuning
 
 Value: TypeAlias = float | int
@@ -97,26 +96,26 @@ def _bands(loads: Sequence[int], caps: Sequence[KCap]) -> tuple[KCap, ...]:
 
 
 def make_space(
-    models: Mapping[str, ProposerSettings], loads: Sequence[int], *, with_confidence: bool
+    untuned: Mapping[str, ProposerSettings], loads: Sequence[int], *, with_confidence: bool
 ) -> Space:
-    """The space of the lookups, and of ``models`` by name."""
+    """The space around the untuned settings of ngram, suffix and whatever models there are."""
     dimensions = [
         Dimension("ngram.min_match", "integer", 1, 4),
         Dimension("ngram.wider", "integer", 0, 4),
-        Dimension("ngram.max_k", "integer", 2, 16, by_ratio=True),
+        Dimension("ngram.max_k", "integer", 2, 32, by_ratio=True),
         Dimension("suffix.min_match", "integer", 1, 6),
         Dimension("suffix.max_match", "integer", 8, 64, by_ratio=True),
         Dimension("suffix.max_walk", "integer", 8, 256, by_ratio=True),
         Dimension("suffix.max_k", "integer", 4, 32, by_ratio=True),
         Dimension("suffix.cache_tokens", "choice", choices=_CACHES),
     ]
-    for name, settings in models.items():
+    for name, settings in untuned.items():
         if settings.kind == "sequential" and settings.max_k > 1:
             dimensions.append(Dimension(f"{name}.max_k", "integer", 1, settings.max_k))
             if with_confidence:
                 dimensions.append(Dimension(f"{name}.min_confidence", "real", 0.0, 0.9))
     dimensions += [Dimension(f"cap.{load}", "integer", 0, NO_CAP) for load in loads]
-    return Space(tuple(dimensions), tuple(loads), {**LOOKUP_DEFAULTS, **models})
+    return Space(tuple(dimensions), tuple(loads), dict(untuned))
 
 
 def point_of(space: Space, tuning: Tuning) -> Point:

@@ -17,7 +17,6 @@ from autospec.errors import EngineError
 from autospec.hindsight import BarePolicy
 from autospec.policy.off import OffOptions
 from autospec.profile import Profile
-from autospec.proposers.settings import LOOKUP_DEFAULTS, make_lookup
 from autospec.records import (
     EngineInfo,
     Float32Array,
@@ -27,7 +26,7 @@ from autospec.records import (
     Plan,
     Shape,
 )
-from autospec.replay import ClosedLoop, Decider, ReplayEngine
+from autospec.replay import ClosedLoop, Decider, ReplayEngine, untuned
 from autospec.trace import TraceRequest
 from autospec.tuned import KCap, ProposerSettings
 
@@ -64,14 +63,11 @@ class TracedEngine(ReplayEngine):
         bed: Bed,
         settings: Mapping[str, ProposerSettings],
     ) -> None:
-        super().__init__(requests, _cost_of(bed, settings), slots)
+        super().__init__(requests, _cost_of(bed, settings), slots, tuned=settings)
         self.info = bed.info
         self._bed = bed
         self._stops = [settings[info.name].min_confidence or 0.0 for info in self.proposers]
         capacity = self._history.tokens.shape[1]
-        for p, info in enumerate(self.proposers):
-            if self.lookups[p] is not None:
-                self.lookups[p] = make_lookup(info.name, settings[info.name], slots, capacity)
         width = int(self.max_k.max(initial=0))
         self._sure: dict[int, Float32Array] = {
             p: np.zeros((slots, capacity, width), dtype=np.float32)
@@ -183,7 +179,7 @@ def proposers_of(requests: Sequence[TraceRequest], cost: CostFile) -> dict[str, 
     found: dict[str, ProposerSettings] = {}
     for name, part in cost.proposers.items():
         if isinstance(part, LookupSeconds):
-            found[name] = LOOKUP_DEFAULTS[name]
+            found[name] = untuned(name, part.max_k)
         elif isinstance(part, ModelSeconds) and all(name in each.accepted for each in requests):
             found[name] = ProposerSettings(kind=part.kind, max_k=part.max_k)
     return found

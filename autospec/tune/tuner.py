@@ -71,12 +71,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Requests to tune on and to judge on, and the bed that trials on them run on."""
+    """Requests to tune on and to judge on, the bed that trials on them run on, and the settings of
+    all proposers unless tuned."""
 
     tuning: tuple[TraceRequest, ...]
     held_out: tuple[TraceRequest, ...]
     bed: Bed
-    models: Mapping[str, ProposerSettings]
+    untuned: Mapping[str, ProposerSettings]
     prompts_name: str
     digest: str
 
@@ -169,7 +170,7 @@ class Tuner:
         self.budget = budget
         self.meter = meter
         with_confidence = data.bed.confidence is not None
-        self.space: Space = make_space(data.models, options.loads, with_confidence=with_confidence)
+        self.space: Space = make_space(data.untuned, options.loads, with_confidence=with_confidence)
         self.warm: Profile | None = None
         self._plain: dict[tuple[int, int], float] = {}
         self._path = state_path(options.out)

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from autospec.errors import InputError
+from autospec.proposers.settings import LOOKUP_DEFAULTS
 from autospec.tune.budget import Budget, parse_budget, parse_loads
 from autospec.tune.final import PLAIN, UNTUNED, bounds, interval, judge
 from autospec.tune.search import REPLICATES, Trial, next_point, noise_variance, standing
 from autospec.tune.space import Point, Value, make_space
 from autospec.tune.state import Round, State, load_state, save_state
 
-SPACE = make_space({}, (1, 4), with_confidence=False)
+SPACE = make_space(LOOKUP_DEFAULTS, (1, 4), with_confidence=False)
 
 
 def trial(point: Point, score: float, seed: int = 0) -> Trial:

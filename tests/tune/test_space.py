@@ -10,7 +10,7 @@ from autospec.tune.space import NO_CAP, make_space
 from autospec.tuned import KCap, ProposerSettings
 
 DRAFT = {"draft": ProposerSettings(kind="sequential", max_k=4, min_confidence=0.0)}
-SPACE = make_space(DRAFT, (1, 4, 16), with_confidence=True)
+SPACE = make_space({**LOOKUP_DEFAULTS, **DRAFT}, (1, 4, 16), with_confidence=True)
 
 
 def test_the_default_point_is_the_untuned_settings_without_caps() -> None:
