@@ -98,7 +98,11 @@ def test_k_is_cut_to_a_captured_one() -> None:
 
 
 def test_configure_llm_arguments() -> None:
-    given = {"model": "m", "max_num_seqs": 64, "additional_config": {"other": 1}}
+    given: dict[str, Any] = {
+        "model": "m",
+        "max_num_seqs": 64,
+        "additional_config": {"other": 1},
+    }
     found = configure(given, policy="latency", profile="p.json")
     assert found["model"] == "m"
     assert found["scheduler_cls"] == SCHEDULER_CLS

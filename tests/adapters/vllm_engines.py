@@ -86,7 +86,7 @@ def draft_model() -> str:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
-            weight += 0.02 * torch.randn(weight.shape, generator=generator) * weight.std()
+            weight.add_(0.02 * torch.randn(weight.shape, generator=generator) * weight.std())
     model.save_pretrained(path)
     return str(path)
 
@@ -261,7 +261,7 @@ def generate(
 
 def decide_with(pilot: Pilot, decide: Callable[[View], Decision]) -> None:
     """Replace the policy's decision; nothing overrules it."""
-    pilot.controller.policy.decide = decide  # type: ignore[method-assign]
+    pilot.controller.policy.decide = decide  # type: ignore[assignment, method-assign]
     pilot.controller._probes = None
     pilot.controller._guards = None
 
