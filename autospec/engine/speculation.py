@@ -207,7 +207,10 @@ class Speculator:
                     hidden = hidden[:, columns]
                 else:
                     hidden = None
-            model.commit(Kept(kept.slots, kept.starts, kept.counts, hidden), history)
+            try:
+                model.commit(Kept(kept.slots, kept.starts, kept.counts, hidden), history)
+            except Exception as error:
+                self._retire_proposer(index, error)
 
     def observe(
         self,
@@ -289,7 +292,8 @@ class Speculator:
             offer_lengths[index] = offer.lengths
             offer_confidence[index, :, : offer.confidence.shape[1]] = offer.confidence
         for index, model in self._models.items():
-            stale[index] = model.stale_tokens(scheduler.history, slots)
+            if index not in self._failed:
+                stale[index] = model.stale_tokens(scheduler.history, slots)
         return BatchState(
             handles=self._handles[slots],
             context_tokens=scheduler.history.lengths[slots],

@@ -30,7 +30,7 @@ def failing_after(calls: int, work: Callable[..., object]) -> Callable[..., obje
     return call
 
 
-@pytest.mark.parametrize("index,method", [(1, "propose"), (2, "draft")])
+@pytest.mark.parametrize("index,method", [(1, "propose"), (2, "draft"), (2, "commit")])
 def test_answers_are_complete_and_right(
     index: int, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
