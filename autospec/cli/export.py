@@ -35,7 +35,8 @@ def export(
     ] = None,
 ) -> None:
     """Print what was learned as an engine's own configuration."""
-    from autospec.export import ExportOptions, Wish, run_export
+    from autospec.export import ExportOptions, run_export
+    from autospec.export.plan import Wish
 
     wish = Wish(engine_version, proposer, draft_model, max_batch)
     exported = run_export(ExportOptions(profile, to, wish, workload, out))

@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 
 from autospec.cli.app import app
 from autospec.errors import ExportError
-from autospec.export import EXPORTERS, Rendered, Wish
+from autospec.export import EXPORTERS
+from autospec.export.plan import Rendered, Wish
 from autospec.outlook import outlook
 from autospec.profile import Profile, save_profile
 from tests.export.made_profiles import rates, served_profile, tuned_profile

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autospec.export import EXPORTERS, Wish
+from autospec.export import EXPORTERS
+from autospec.export.plan import Wish
 from autospec.outlook import outlook
 from tests.export.made_profiles import rates, tuned_profile
 

@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from autospec.cli.app import app
 from autospec.errors import InputError
-from autospec.export import EXPORTERS, Wish
+from autospec.export import EXPORTERS
+from autospec.export.plan import Wish
 from autospec.outlook import outlook
 from autospec.profile import load_profile
-from autospec.tune import tuner
+from autospec.tune import traced, tuner
 from autospec.tune.run import run_tune
 from autospec.tune.state import state_path
 from autospec.tune.traced import TrialTimeout
@@ -94,7 +95,7 @@ def test_a_tuned_profile_can_be_exported(tuned: Path) -> None:
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    true = tuner.tuned_goodput
+    true = traced.tuned_goodput
     calls = 0
 
     def interrupting(*arguments: Any, **more: Any) -> Any:
@@ -121,7 +122,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_trials_that_fail_are_noted_and_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true = tuner.tuned_goodput
+    true = traced.tuned_goodput
     calls = 0
 
     def failing(*arguments: Any, **more: Any) -> Any:
