@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,7 +188,11 @@ class _Tap:
 
 @dataclass(frozen=True, slots=True)
 class ArmInputs:
-    """What all the arms share; ``heads`` are folders."""
+    """What all the arms share; ``heads`` are folders.
+
+    With ``appended`` the adaptive arm may also let its suffix lookup go on behind the first head,
+    or behind the draft model where there is no head.
+    """
 
     target: CausalModel
     draft: CausalModel | None
@@ -195,6 +200,7 @@ class ArmInputs:
     capacity: int
     seed: int
     heads: tuple[Path, ...] = ()
+    appended: bool = False
 
 
 class Arm:
@@ -302,6 +308,8 @@ def _saved(path: Path, inputs: ArmInputs, engine: EngineInfo) -> Profile | None:
     names = [*LOOKUP_DEFAULTS, *(head_kind(folder) for folder in inputs.heads)]
     if inputs.draft is not None:
         names.append("draft_model")
+    if inputs.appended:
+        names.append(APPENDED)
     infos = tuple(ProposerInfo(name, "lookup", 1) for name in names)  # names alone identify
     return warm_start(path, Identity.of(engine, infos), acceptance.LAYOUT, cost.LAYOUT)
 
@@ -338,6 +346,19 @@ def _proposers(
         chosen.append(LookaheadProposer(max_k=spec.k))
     if spec.proposer == APPENDED:
         chosen.append(_appended(spec.k, inputs))
+    if spec.proposer is None and inputs.appended:
+        named = {proposer.info.name: proposer for proposer in chosen}
+        suffix = cast(SuffixProposer, named["suffix"])
+        head = named[head_kind(inputs.heads[0]) if inputs.heads else "draft_model"]
+        chosen.append(
+            SuffixAfter(
+                cast(ModelProposer, head),
+                suffix,
+                head_k=_APPENDED_HEAD_K,
+                shared=True,
+                name=APPENDED,
+            )
+        )
     return tuple(chosen)
 
 
@@ -350,8 +371,7 @@ def _appended(k: int, inputs: ArmInputs) -> SuffixAfter:
         assert inputs.draft is not None
         head = DraftModelProposer(inputs.draft, max_k=_APPENDED_HEAD_K)
     settings = _at_k("suffix", k - _APPENDED_HEAD_K)
-    suffix = make_lookup("suffix", settings, inputs.slots, inputs.capacity)
-    assert isinstance(suffix, SuffixProposer)
+    suffix = cast(SuffixProposer, make_lookup("suffix", settings, inputs.slots, inputs.capacity))
     return SuffixAfter(head, suffix, head_k=_APPENDED_HEAD_K, name=APPENDED)
 
 

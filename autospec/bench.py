@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from autospec import __version__
 from autospec.arms import (
+    APPENDED,
     Arm,
     ArmInputs,
     ArmSpec,
@@ -269,6 +270,7 @@ def compare(comparison: Comparison, console: Console) -> Outcome:
         capacity=_capacity(comparison, blocks, token_ids),
         seed=comparison.seed,
         heads=comparison.heads,
+        appended=any(spec.proposer == APPENDED for spec in comparison.specs),
     )
     names = tuple(spec.name for spec in comparison.specs)
     measurement = Measurement.empty(comparison.phases, names)

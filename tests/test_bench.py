@@ -310,6 +310,22 @@ def test_arms_that_draft_with_the_target_or_behind_a_model(folder: Path, name: s
     assert served.result.drafted > 0
 
 
+def test_adaptive_may_go_on_behind_a_model(folder: Path) -> None:
+    """The composite shares the model and the lookup that are there anyway."""
+    requests = [GenerationRequest([4, 5, 6], 20, id=f"r{n}", ignore_eos=True) for n in range(2)]
+    target = CausalModel.load(folder, dtype="float64")
+    draft = CausalModel.load(folder, dtype="float64")
+    inputs = ArmInputs(target, draft, 2, 32, 0, appended=True)
+    settings = load_settings("default")
+    arm = Arm(ArmSpec("adaptive"), inputs, settings)
+    assert arm.controller is not None
+    infos = {info.name: info for info in arm.controller.proposers}
+    assert list(infos) == ["ngram", "suffix", "draft_model", "suffix_after"]
+    assert (infos["suffix_after"].head, infos["suffix_after"].head_k) == ("draft_model", 2)
+    expected = Arm(ArmSpec("plain"), inputs, settings).serve(requests, 2)
+    assert arm.serve(requests, 2).outputs == expected.outputs
+
+
 def head_for(target: Path, folder: Path) -> Path:
     """A head of AutoSpec's own that was never trained."""
     torch.manual_seed(1)

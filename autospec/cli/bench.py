@@ -34,7 +34,10 @@ def bench(
     policy: PolicyName = "default",
     loads: Annotated[str, typer.Option(help="Numbers of running requests.")] = "1,4,16",
     arms: Annotated[
-        str, typer.Option(help="plain, adaptive, or PROPOSER:K each.")
+        str,
+        typer.Option(
+            help="plain, adaptive, or PROPOSER:K each; with suffix_after:K adaptive has it too."
+        ),
     ] = "plain,ngram:4,suffix:8,adaptive",
     json_path: JsonPath = None,
     report: ReportPath = None,
