@@ -51,7 +51,7 @@ from autospec.phases import (
 from autospec.profile import load_profile
 from autospec.progress import heartbeat
 from autospec.prompts import Prompt, read_prompts, workload_names
-from autospec.proposers.heads import head_bytes, head_kind
+from autospec.proposers.heads import head_bytes, head_kind, head_state_bytes
 from autospec.report import check_report, write_report
 from autospec.summary import print_summary
 
@@ -272,6 +272,13 @@ def compare(comparison: Comparison, console: Console) -> Outcome:
         heads=comparison.heads,
         appended=any(spec.proposer == APPENDED for spec in comparison.specs),
     )
+    for folder in inputs.heads:
+        state = head_state_bytes(folder, inputs.target, inputs.slots, inputs.capacity)
+        say(
+            console,
+            f"head {folder}: keeps {state / 1e6:.2f} MB for {inputs.slots} requests of "
+            f"{inputs.capacity} tokens",
+        )
     names = tuple(spec.name for spec in comparison.specs)
     measurement = Measurement.empty(comparison.phases, names)
     settings = comparison.settings

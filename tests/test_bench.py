@@ -345,6 +345,7 @@ def test_heads_are_arms_too_and_part_of_the_adaptive_one(
     code, shown = run(asked)
     assert code == 0
     assert "head: mlp_speculator, 0.0 MB" in shown
+    assert "keeps 0.00 MB for " in " ".join(shown.split())
     found = figures(options)
     assert found["settings"]["heads"] == ["head"]
     for phase in found["phases"]:

@@ -10,6 +10,7 @@ from autospec.engine.model import CausalModel
 from autospec.errors import ModelError
 from autospec.proposers.checkpoint import CONFIG, Checkpoint
 from autospec.proposers.eagle import EagleProposer
+from autospec.proposers.eagle_files import read_eagle_layout
 from autospec.proposers.medusa import MedusaProposer
 from autospec.proposers.mlp_speculator import MlpSpeculatorProposer
 
@@ -46,6 +47,13 @@ def head_kind(folder: str | Path) -> str:
 def head_bytes(folder: str | Path) -> int:
     """Bytes of a head's weights as stored, before any is loaded."""
     return Checkpoint.open(folder).memory_bytes()
+
+
+def head_state_bytes(folder: str | Path, target: CausalModel, slots: int, capacity: int) -> int:
+    """Bytes that drafting with a head keeps beside its weights, before any is loaded."""
+    if head_kind(folder) in ("eagle", "eagle3"):
+        return read_eagle_layout(folder, target).state_bytes(slots, capacity, target.dtype)
+    return slots * target.hidden_size * target.dtype.itemsize  # the last state of each request
 
 
 def load_head(folder: str | Path, target: CausalModel, max_k: int | None = None) -> ModelProposer:

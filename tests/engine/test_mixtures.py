@@ -17,7 +17,7 @@ from autospec.engine.request import GenerationRequest
 from autospec.proposers.base import LookupProposer
 from autospec.proposers.draft_model import DraftModelProposer
 from autospec.proposers.early_exit import EarlyExitProposer
-from autospec.proposers.heads import HEAD_KINDS, load_head
+from autospec.proposers.heads import HEAD_KINDS, head_state_bytes, load_head
 from autospec.proposers.lookahead import LookaheadProposer
 from autospec.proposers.medusa_folder import MedusaBlocks, MedusaLayout, write_medusa
 from autospec.proposers.mlp_folder import write_shared
@@ -97,6 +97,14 @@ def test_greedy_equals_plain_decoding(family: str, tmp_path: Path) -> None:
         else:
             assert accepted > 0, proposer.info.name
     assert right_by_chance > 0
+
+
+def test_memory_of_heads_is_known_before_they_are_loaded(tmp_path: Path) -> None:
+    target, _ = every_proposer(tiny("llama"), tmp_path, 3, VOCAB)
+    for folder in ("eagle", "eagle3", "mlp", "medusa"):
+        head = load_head(tmp_path / folder, target)
+        head.attach(target, target.new_cache(3, 50))
+        assert head_state_bytes(tmp_path / folder, target, 3, 50) == head.memory_bytes() > 0
 
 
 FEW = 8
