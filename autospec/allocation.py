@@ -88,11 +88,16 @@ class Allocation(NamedTuple):
 
 
 @compiled
-def throughput_gains(hazards: Float32Array, limits: Int16Array, gains: Float32Array) -> None:
-    """S_j [n, p, k] of hazards [n, p, k], up to ``limits`` [p, n]."""
+def throughput_gains(
+    hazards: Float32Array, limits: Int16Array, share: Float64Array, gains: Float32Array
+) -> None:
+    """S_j [n, p, k] of hazards [n, p, k], up to ``limits`` [p, n].
+
+    ``share`` [p] of a proposer's drafts will be verified, which the hazards take for granted.
+    """
     for i in range(hazards.shape[0]):
         for p in range(hazards.shape[1]):
-            survival = 1.0
+            survival = share[p]
             for j in range(limits[p, i]):
                 survival *= hazards[i, p, j]
                 gains[i, p, j] = survival
@@ -100,12 +105,16 @@ def throughput_gains(hazards: Float32Array, limits: Int16Array, gains: Float32Ar
 
 @compiled
 def latency_gains(
-    hazards: Float32Array, limits: Int16Array, weights: Float64Array, gains: Float32Array
+    hazards: Float32Array,
+    limits: Int16Array,
+    share: Float64Array,
+    weights: Float64Array,
+    gains: Float32Array,
 ) -> None:
     """What each position takes off weight / (1 + accepted), the request's time per token."""
     for i in range(hazards.shape[0]):
         for p in range(hazards.shape[1]):
-            survival = 1.0
+            survival = share[p]
             accepted = 0.0
             for j in range(limits[p, i]):
                 survival *= hazards[i, p, j]
@@ -319,6 +328,7 @@ def _cut(
     captured: Int32Array,
     shape: int,
     draft: Float64Array,
+    share: Float64Array,
     proposer: Int16Array,
     k: Int16Array,
 ) -> None:
@@ -376,14 +386,16 @@ def _cut(
     best_size = 0
     value = 0.0
     drafting = 0.0
+    verified = 0.0
     for size_now in range(size + 1):
         if size_now > 0:
             i = row[size_now - 1]
             value += gain[size_now - 1]
             drafting += draft[proposer[i], 2]
-        tokens = n + size_now
+            verified += share[proposer[i]]
+        tokens = n + verified
         if shape == _STEPPED:
-            tokens = round_up(tokens, captured)
+            tokens = float(round_up(int(np.ceil(tokens)), captured))
         seconds = _LEAST_SECONDS + base_seconds + token_seconds(tokens, slopes, knots) + drafting
         if size_now > 0:
             seconds += speculating
@@ -414,6 +426,7 @@ def _evaluate(
     captured: Int32Array,
     shape: int,
     draft: Float64Array,
+    share: Float64Array,
     proposer: Int16Array,
     k: Int16Array,
     depth: Int16Array,
@@ -423,7 +436,7 @@ def _evaluate(
     value = 0.0
     seconds = base_seconds
     depth[:] = 0
-    verified = 0
+    verified = 0.0
     longest = 0
     for i in range(n):
         p = proposer[i]
@@ -431,7 +444,7 @@ def _evaluate(
             continue
         for j in range(k[i]):
             value += gains[i, p, j]
-        verified += k[i]
+        verified += share[p] * k[i]
         longest = max(longest, k[i])
         if not lookup[p]:
             depth[p] = max(depth[p], k[i])
@@ -439,13 +452,13 @@ def _evaluate(
     for p in range(depth.shape[0]):
         if depth[p] > 0:
             seconds += draft[p, 0] + draft[p, 1] * depth[p]
-    if verified > 0:
+    if verified > 0.0:
         seconds += speculating
     tokens = n + verified
     if shape == _PADDED:
-        tokens = n * (1 + longest)
+        tokens = float(n * (1 + longest))
     elif shape == _STEPPED:
-        tokens = round_up(tokens, captured)
+        tokens = float(round_up(int(np.ceil(tokens)), captured))
     return value, max(seconds + token_seconds(tokens, slopes, knots), _LEAST_SECONDS)
 
 
@@ -465,6 +478,7 @@ def solve(
     captured: Int32Array,
     shape: int,
     draft: Float64Array,
+    share: Float64Array,
     held: Int16Array,
     hold: float,
     proposer: Int16Array,
@@ -496,7 +510,7 @@ def solve(
     alone[:] = 0.0
     best_value, best_seconds = _evaluate(
         gains, stale, lookup, base_seconds, speculating, slopes, knots, captured, shape, draft,
-        proposer, k, depth,
+        share, proposer, k, depth,
     )  # fmt: skip
     best_score = _score(best_value, best_seconds, base_value, latency, rate)
     if _pattern_kept(depth, held):
@@ -559,7 +573,7 @@ def solve(
             price = rate
         for _ in range(_PRICE_ROUNDS):
             for p in range(num_proposers):
-                prices[p] = price * (token_price + draft[p, 2])
+                prices[p] = price * (share[p] * token_price + draft[p, 2])
                 for i in range(n):
                     fees[p, i] = price * draft[p, 3] * stale[p, i]
             _surplus(gains, capped, prices, fees, surplus)
@@ -579,11 +593,12 @@ def solve(
             if bent and shape != _PADDED:
                 _cut(
                     gains, capped, trial_depth, lookup, base_value, latency, rate, base_seconds,
-                    speculating, slopes, knots, captured, shape, draft, trial_proposer, trial_k,
+                    speculating, slopes, knots, captured, shape, draft, share, trial_proposer,
+                    trial_k,
                 )  # fmt: skip
             value, seconds = _evaluate(
                 gains, stale, lookup, base_seconds, speculating, slopes, knots, captured, shape,
-                draft, trial_proposer, trial_k, trial_depth,
+                draft, share, trial_proposer, trial_k, trial_depth,
             )  # fmt: skip
             score = _score(value, seconds, base_value, latency, rate)
             if _pattern_kept(trial_depth, held):
@@ -618,6 +633,13 @@ def limits_of(proposer: Int16Array, k: Int16Array, limits: Int16Array) -> int:
     return count
 
 
+def even_shares(tokens: int, takers: NDArray[np.bool_]) -> Int16Array:
+    """Draft tokens dealt out evenly [n] to the requests that can take some."""
+    rank = np.cumsum(takers) - 1
+    share, left = divmod(tokens, int(takers.sum()))
+    return np.where(takers, share + (rank < left), 0).astype(np.int16)
+
+
 def allocate(
     gains: Float32Array,
     limits: Int16Array,
@@ -628,6 +650,7 @@ def allocate(
     stale_tokens: Float64Array | None = None,
     latency: bool = False,
     rate: float = 0.0,
+    share: Float64Array | None = None,
     held_depth: Int16Array | None = None,
     hold: float = 0.0,
     into: Allocation | None = None,
@@ -636,9 +659,10 @@ def allocate(
 
     ``gains`` [n, p, k] fall with the position, ``limits`` [p, n] say how many positions each
     proposer has, ``lookup`` [p] which drafts are already there. ``stale_tokens`` [p, n] are charged
-    to a request that takes a model. ``hold`` is the relative advantage that another set of models
-    than ``held_depth`` [p] must have. Latency's base value is the sum of its weights. The arrays
-    of ``into`` are written over and returned.
+    to a request that takes a model. ``share`` [p] of a proposer's tokens will be verified: what is
+    left after a second look; all by default. ``hold`` is the relative advantage that another set
+    of models than ``held_depth`` [p] must have. Latency's base value is the sum of its weights.
+    The arrays of ``into`` are written over and returned.
     """
     num_proposers, n = limits.shape
     if into is None:
@@ -659,6 +683,7 @@ def allocate(
         prices.captured,
         SHAPES[prices.shape],
         prices.draft,
+        np.ones(num_proposers) if share is None else share,
         np.zeros(num_proposers, dtype=np.int16) if held_depth is None else held_depth,
         hold,
         proposer,

@@ -250,6 +250,7 @@ class Controller:
             bound_drafted(drafted, plan.k, verify)
             if record.plan_id == plan.id:
                 record.drafted[:] = verify
+                record.kept[:] = verify
                 if confidence is not None and record.has_models and self.policy.adaptive:
                     confidence = checked(confidence, FLOAT32, (n, self.k_max), "confidence")
                     verify = self._trim(plan, record, verify, confidence)
@@ -380,6 +381,7 @@ class Controller:
                 self._metrics.add_event("probe")
             self._metrics.set_load(n, batch.waiting_requests)
         record.drafted[:] = k
+        record.kept[:] = k
         record.plan_id = plan_id
         return Plan(plan_id, handles, proposer, k, k, mode, seconds, expected)
 
@@ -479,10 +481,9 @@ class Controller:
             record.draft_hazards,
         )  # fmt: skip
         record.is_trimmed = True
-        if plan.mode != "speculate":
-            return verify
         kept = self.policy.trim(record.view, Decision(plan.proposer, verify), record.draft_hazards)
-        return np.minimum(verify, kept).astype(np.int16)
+        np.minimum(verify, kept, out=record.kept)
+        return record.kept.copy() if plan.mode == "speculate" else verify
 
     def _observe(self, plan: Plan, record: StepRecord, result: StepResult, started: float) -> None:
         n, p = plan.handles.shape[0], len(self.proposers)
@@ -504,9 +505,13 @@ class Controller:
             accepted,
             committed,
         )
+        worth_verifying = verified
+        if record.is_trimmed and plan.mode == "probe":  # as if it had been trimmed
+            worth_verifying = np.minimum(verified, record.kept)
         drifts = self.learned.ahead.learn(
             record.slots, record.workloads, record.token_buckets, record.known, plan.proposer,
-            verified, accepted, committed, matched, record.offer_lengths,
+            worth_verifying, np.minimum(accepted, worth_verifying), committed, matched,
+            record.offer_lengths,
             record.bins, record.hazards, plan.k, record.drafted,
             record.draft_hazards if record.is_trimmed else record.hazards,
         )  # fmt: skip
@@ -535,9 +540,9 @@ class Controller:
             self._dropped("unusable step time")
         self.policy.learn(
             Outcome(
-                n, record.workloads, plan.proposer, verified, accepted, committed, matched,
-                record.offer_lengths, step_seconds, draft_seconds, record.plain_seconds,
-                result.prefill_tokens > 0, plan.handles, record.arm,
+                n, record.workloads, plan.proposer, plan.k, record.kept, verified, accepted,
+                committed, matched, record.offer_lengths, step_seconds, draft_seconds,
+                record.plain_seconds, result.prefill_tokens > 0, plan.handles, record.arm,
             )
         )  # fmt: skip
         if self._metrics is not None:

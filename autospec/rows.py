@@ -152,6 +152,7 @@ class StepRecord:
         self.draft_hazards: Float32Array = np.zeros((n, p, k), dtype=np.float32)
         self.draft_limits: Int16Array = np.zeros((p, n), dtype=np.int16)
         self.draft_models: Int16Array = np.zeros(n, dtype=np.int16)
+        self.kept: Int16Array = np.zeros(n, dtype=np.int16)
         self.stale: Float64Array = np.zeros((p, n))
 
 

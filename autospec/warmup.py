@@ -76,9 +76,11 @@ def warm_up(proposers: Sequence[ProposerInfo], engine: EngineInfo, k_max: int) -
         k.copy(), k.copy(), k.copy(),
     )  # fmt: skip
     gains = np.zeros_like(record.hazards)
-    latency_gains(record.hazards, record.limits, np.ones(n), gains)
+    latency_gains(
+        record.hazards, record.limits, np.ones(record.hazards.shape[1]), np.ones(n), gains
+    )
     limits_of(proposer, k, record.limits.copy())
-    throughput_gains(record.hazards, record.limits, gains)
+    throughput_gains(record.hazards, record.limits, np.ones(record.hazards.shape[1]), gains)
     allocate(
         gains,
         record.limits,

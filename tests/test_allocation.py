@@ -117,9 +117,9 @@ def draw(
     limits = rng.integers(0, positions + 1, (3, n)).astype(np.int16)
     gains = np.zeros_like(hazards)
     if latency:
-        latency_gains(hazards, limits, np.ones(n), gains)
+        latency_gains(hazards, limits, np.ones(hazards.shape[1]), np.ones(n), gains)
     else:
-        throughput_gains(hazards, limits, gains)
+        throughput_gains(hazards, limits, np.ones(hazards.shape[1]), gains)
     per_token = np.full(len(KNOTS), rng.uniform(0.01, 0.3))
     if slopes == "convex":
         per_token = np.sort(rng.uniform(0.0, 0.4, len(KNOTS)))
@@ -219,7 +219,7 @@ def test_a_large_batch_carries_its_proof(n: int, models: int) -> None:
     hazards = rng.uniform(0.3, 1.0, (n, num_proposers, positions)).astype(np.float32)
     limits = rng.integers(0, positions + 1, (num_proposers, n)).astype(np.int16)
     gains = np.zeros_like(hazards)
-    throughput_gains(hazards, limits, gains)
+    throughput_gains(hazards, limits, np.ones(hazards.shape[1]), gains)
     draft = np.zeros((num_proposers, 4))
     draft[~lookup] = [0.1, 0.05, 0.002, 0.001]
     token = 0.02
@@ -389,7 +389,7 @@ def test_costs_that_nobody_can_have_are_survived() -> None:
 def test_throughput_gains_are_survivals() -> None:
     hazards = np.array([[[0.5, 0.5, 0.8]]], dtype=np.float32)
     gains = np.zeros_like(hazards)
-    throughput_gains(hazards, np.array([[2]], dtype=np.int16), gains)
+    throughput_gains(hazards, np.array([[2]], dtype=np.int16), np.ones(1), gains)
     assert gains[0, 0].tolist() == [0.5, 0.25, 0.0]  # nothing beyond the limit
 
 
@@ -397,7 +397,7 @@ def test_latency_gains_shorten_the_time_per_token() -> None:
     """One certain token halves a request's time per token, a second one takes it to a third."""
     hazards = np.ones((1, 1, 2), dtype=np.float32)
     gains = np.zeros_like(hazards)
-    latency_gains(hazards, np.array([[2]], dtype=np.int16), np.array([3.0]), gains)
+    latency_gains(hazards, np.array([[2]], dtype=np.int16), np.ones(1), np.array([3.0]), gains)
     assert gains[0, 0] == pytest.approx([3 * (1 - 1 / 2), 3 * (1 / 2 - 1 / 3)])
 
 
@@ -407,8 +407,8 @@ def test_gains_never_rise_with_the_position(hazards: list[float]) -> None:
     array = np.array([[hazards]], dtype=np.float32)
     limits = np.array([[len(hazards)]], dtype=np.int16)
     for gains in (np.zeros_like(array), np.zeros_like(array)):
-        throughput_gains(array, limits, gains)
+        throughput_gains(array, limits, np.ones(array.shape[1]), gains)
         assert (np.diff(gains[0, 0]) <= 1e-6).all()
-        latency_gains(array, limits, np.ones(1), gains)
+        latency_gains(array, limits, np.ones(array.shape[1]), np.ones(1), gains)
         assert (np.diff(gains[0, 0]) <= 1e-6).all()
         assert 0.0 <= gains.sum() <= 1.0

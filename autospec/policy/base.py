@@ -76,12 +76,16 @@ class Decision(NamedTuple):
 class Outcome(NamedTuple):
     """What the step of a decision brought; rows as in its view.
 
+    Of ``asked`` draft tokens the proposer and ``trim`` left ``kept``; a probe verifies what
+    ``trim`` would have cut as well.
     ``plain_seconds`` is the estimate for a plain step of the same batch, 0 while there is none.
     """
 
     requests: int
     workloads: Int32Array  # [n]
     proposer: Int16Array  # [n]
+    asked: Int16Array  # [n]
+    kept: Int16Array  # [n]
     verified: Int16Array  # [n]
     accepted: Int16Array  # [n]
     committed: Int16Array  # [n]

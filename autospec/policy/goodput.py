@@ -13,6 +13,7 @@ from autospec.allocation import (
     Allocation,
     Prices,
     allocate,
+    even_shares,
     latency_gains,
     limits_of,
     throughput_gains,
@@ -20,6 +21,7 @@ from autospec.allocation import (
 from autospec.policy.appended import Appended
 from autospec.policy.base import Decision, Outcome, Policy, PolicyOptions, View, plain
 from autospec.policy.going_rate import GoingRate
+from autospec.policy.kept_share import KeptShare
 from autospec.policy.offer_gate import OfferGate
 from autospec.records import Float32Array, Float64Array, Int16Array, ProposerInfo
 
@@ -66,14 +68,12 @@ class Goodput(Policy[GoodputOptions]):
     ) -> None:
         super().__init__(options, proposers, rng)
         self._held_depth = np.zeros(len(proposers), dtype=np.int16)
-        self._gains = np.zeros((0, 0, 0), dtype=np.float32)
-        self._limits = np.zeros((len(proposers), 0), dtype=np.int16)
-        self._stale = np.zeros((len(proposers), 0))
-        self._chosen = Allocation.empty(len(proposers), 0)
+        self._make(np.zeros((0, len(proposers), 0), dtype=np.float32))
         self._free_drafts = np.zeros((len(proposers), 4))
         self._rate = GoingRate()
         self._gate = OfferGate(self.lookup)
         self._appended = Appended(proposers)
+        self._kept = KeptShare(~self.lookup & (self._appended.head_k == 0))
 
     def decide(self, view: View) -> Decision:
         """The allocation of this step; plain while nothing is known of the cost."""
@@ -84,7 +84,7 @@ class Goodput(Policy[GoodputOptions]):
         chosen = self._allocate(view, view.hazards, view.limits, prices, hold=True)
         spare = view.cost.trusted_tokens(view.requests) - view.requests
         if spare < chosen.k.shape[0] * view.hazards.shape[2] and chosen.k.sum() > spare:
-            limits = np.minimum(view.limits, _shares(int(spare), view.limits.max(axis=0) > 0))
+            limits = np.minimum(view.limits, even_shares(int(spare), view.limits.max(axis=0) > 0))
             chosen = self._allocate(view, view.hazards, limits, prices, hold=True)
         self._held_depth[:] = chosen.depth
         self._gate.expect(chosen.advantage, chosen.alone)
@@ -108,6 +108,7 @@ class Goodput(Policy[GoodputOptions]):
                 min(outcome.step_seconds / outcome.plain_seconds, _MOST_PLAIN_STEPS),
             )
         self._appended.note(outcome.proposer, outcome.verified, outcome.accepted)
+        self._kept.note(outcome.proposer, outcome.asked, outcome.kept)
         if outcome.draft_seconds is not None and outcome.step_seconds > 0.0:
             going = committed / outcome.step_seconds
             self._gate.note(
@@ -122,13 +123,16 @@ class Goodput(Policy[GoodputOptions]):
         return self._gate.open()
 
     def _fit(self, hazards: Float32Array) -> None:
-        """Arrays for steps of this size; they are written anew in each of them."""
         if self._gains.shape != hazards.shape:
-            n, p, _ = hazards.shape
-            self._gains = np.zeros_like(hazards)
-            self._limits = np.zeros((p, n), dtype=np.int16)
-            self._stale = np.zeros((p, n))
-            self._chosen = Allocation.empty(p, n)
+            self._make(hazards)
+
+    def _make(self, hazards: Float32Array) -> None:
+        """Arrays for steps of this size; they are written anew in each of them."""
+        n, p, _ = hazards.shape
+        self._gains = np.zeros_like(hazards)
+        self._limits = np.zeros((p, n), dtype=np.int16)
+        self._stale = np.zeros((p, n))
+        self._chosen = Allocation.empty(p, n)
 
     def _prices(self, view: View, draft: Float64Array) -> Prices:
         cost = view.cost
@@ -146,12 +150,13 @@ class Goodput(Policy[GoodputOptions]):
     ) -> Allocation:
         latency = self.options.objective == "latency"
         gains = self._gains
+        share = self._kept.at(view.requests) if hold else np.ones(len(self.proposers))
         base_value = float(view.requests)
         rate = 0.0
         if latency:
-            latency_gains(hazards, limits, np.ones(view.requests), gains)
+            latency_gains(hazards, limits, share, np.ones(view.requests), gains)
         else:
-            throughput_gains(hazards, limits, gains)
+            throughput_gains(hazards, limits, share, gains)
             rate = self._rate.tokens_per_second(view.requests, view.plain_seconds)
         if self.options.objective == "slo":
             weights = np.clip(view.behind**_URGENCY, _LEAST_WEIGHT, _MOST_WEIGHT)
@@ -170,6 +175,7 @@ class Goodput(Policy[GoodputOptions]):
             stale_tokens=np.divide(view.stale_tokens, self.options.catch_up_steps, out=self._stale),
             latency=latency,
             rate=rate,
+            share=share,
             held_depth=self._held_depth,
             hold=self.options.hysteresis if hold else 0.0,
             into=self._chosen,
@@ -182,6 +188,7 @@ class Goodput(Policy[GoodputOptions]):
             "rate": self._rate.state(),
             "gate": self._gate.state(),
             "appended": self._appended.state(),
+            "kept": self._kept.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -190,10 +197,4 @@ class Goodput(Policy[GoodputOptions]):
         self._rate.restore(state["rate"])
         self._gate.restore(state["gate"])
         self._appended.restore(state["appended"])
-
-
-def _shares(tokens: int, takers: NDArray[np.bool_]) -> Int16Array:
-    """Draft tokens dealt out evenly [n] to the requests that can take some."""
-    rank = np.cumsum(takers) - 1
-    share, left = divmod(tokens, int(takers.sum()))
-    return np.where(takers, share + (rank < left), 0).astype(np.int16)
+        self._kept.restore(state["kept"])

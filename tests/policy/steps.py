@@ -78,6 +78,8 @@ def outcome(
         requests=n,
         workloads=np.ones(n, dtype=np.int32),
         proposer=decision.proposer,
+        asked=decision.k,
+        kept=decision.k,
         verified=decision.k,
         accepted=kept,
         committed=(kept + 1).astype(np.int16),

@@ -24,7 +24,7 @@ def plan(appended: Appended) -> tuple[Float32Array, Float32Array]:
     """Gains [n, p, k] before and after."""
     hazards = np.full((ROWS, 2, 6), 0.5, dtype=np.float32)
     gains = np.zeros_like(hazards)
-    throughput_gains(hazards, LIMITS, gains)
+    throughput_gains(hazards, LIMITS, np.ones(hazards.shape[1]), gains)
     before = gains.copy()
     prices = Prices(0.01, 0.0, np.full(len(KNOTS), SLOPE), np.zeros((2, 4)))
     appended.plan(LIMITS, prices, RATE, gains)
