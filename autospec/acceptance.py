@@ -50,7 +50,8 @@ _LUT_STEPS = 1000
 _BIN_OF = np.searchsorted(
     np.array(BIN_EDGES), (np.arange(_LUT_STEPS + 1) + 0.5) / _LUT_STEPS
 ).astype(np.uint8)
-_BUCKET_OF = np.array([0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6] + [7] * 244, dtype=np.uint8)
+BUCKET_OF = np.array([0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6] + [7] * 244, dtype=np.uint8)
+"""Bucket of each draft position; the last one has no end."""
 
 _MODEL_PRIOR = 0.7  # optimistic: a proposer nobody has seen is worth a look
 
@@ -459,7 +460,7 @@ class HazardTable:
             self.request_offset,
             self.token_offset,
             self._strengths,
-            _BUCKET_OF,
+            BUCKET_OF,
             self._heads,
             out,
         )
@@ -515,7 +516,7 @@ class HazardTable:
             self.drift,
             self._scratch,
             self._strengths,
-            _BUCKET_OF,
+            BUCKET_OF,
             self._heads,
         )
 

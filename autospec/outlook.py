@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autospec.acceptance import _BUCKET_OF, NUM_BUCKETS
+from autospec.acceptance import BUCKET_OF, NUM_BUCKETS
 from autospec.cost import FIXED, KNOTS, SLOPES, StepCost
 from autospec.cost_file import LOOKUPS
 from autospec.errors import ProfileError
@@ -106,7 +106,7 @@ def _proposers(profile: Profile) -> tuple[ProposerInfo, ...]:
             for name, settings in sorted(profile.tuned.proposers.items())
         )
     return tuple(
-        ProposerInfo(name, _kind(name), len(_BUCKET_OF)) for name in profile.identity.proposers
+        ProposerInfo(name, _kind(name), len(BUCKET_OF)) for name in profile.identity.proposers
     )
 
 
@@ -148,7 +148,7 @@ def _hazards(counts: Statistics) -> np.ndarray:
         bool(trials[bucket] >= _LEAST_TRIALS) for bucket in range(min(NUM_BUCKETS, len(trials)))
     ]
     hazards = []
-    for bucket in _BUCKET_OF.tolist():
+    for bucket in BUCKET_OF.tolist():
         if bucket == NUM_BUCKETS - 1 or not known[bucket]:  # the last bucket has no end
             break
         hazards.append(successes[bucket] / trials[bucket])

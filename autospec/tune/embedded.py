@@ -25,6 +25,7 @@ from autospec.proposers.heads import load_head
 from autospec.record import record
 from autospec.records import EngineInfo, Float32Array, Int32Array, ProposerInfo
 from autospec.trace import TraceRequest
+from autospec.tune.traced import interleaved
 from autospec.tuned import ProposerSettings
 
 _DRAFT_K = 8
@@ -174,7 +175,8 @@ class Course:
         policy: Settings,
         profiles: Mapping[str, Profile | None],
     ) -> None:
-        self._prompts = tuple(prompts)
+        order = interleaved([each.workload for each in prompts], 0)
+        self._prompts = tuple(prompts[position] for position in order)
         self._tokens = {each.id: encode(each, models.target, place) for each in prompts}
         self._loads = tuple(loads)
         self._max_tokens = max_tokens

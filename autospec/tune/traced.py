@@ -17,6 +17,7 @@ from autospec.errors import EngineError
 from autospec.hindsight import BarePolicy
 from autospec.policy.off import OffOptions
 from autospec.profile import Profile
+from autospec.prompts import DEFAULT_WORKLOAD
 from autospec.records import (
     EngineInfo,
     Float32Array,
@@ -185,11 +186,25 @@ def proposers_of(requests: Sequence[TraceRequest], cost: CostFile) -> dict[str, 
     return found
 
 
+def interleaved(labels: Sequence[str], seed: int) -> list[int]:
+    """Positions in an order of its own in which every label is spread evenly."""
+    rng = random.Random(seed)
+    places: list[tuple[float, int]] = []
+    for label in dict.fromkeys(labels):
+        mine = [position for position, each in enumerate(labels) if each == label]
+        rng.shuffle(mine)
+        places += [((rank + rng.random()) / len(mine), each) for rank, each in enumerate(mine)]
+    return [position for _, position in sorted(places)]
+
+
 def in_order(requests: Sequence[TraceRequest], load: int, seed: int) -> list[TraceRequest]:
-    """The requests in an order of their own; at a load above their number some come twice, all of
-    them at once, so that no copy finds the other's output in a cache."""
-    order = list(requests)
-    random.Random(seed).shuffle(order)
+    """The requests in an order of their own, workloads spread evenly.
+
+    At a load above their number some come twice, all of them at once, so that no copy finds the
+    other's output in a cache.
+    """
+    labels = [each.workload or DEFAULT_WORKLOAD for each in requests]
+    order = [requests[position] for position in interleaved(labels, seed)]
     missing = max(0, load - len(order))
     copies = [
         replace(order[index % len(order)], id=f"{order[index % len(order)].id}#{index}")
