@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client import REGISTRY
 
 from autospec.adapters.vllm.exposition import add_to, serve_metrics
+from autospec.adapters.vllm.grace import grant_grace
 from autospec.adapters.vllm.orders import ORDER, REPORT
 from autospec.adapters.vllm.versions import WORKER_HOOKS, missing_hooks
 
@@ -29,6 +30,7 @@ def register() -> None:
     serve_metrics()
     shield_llvmlite()
     _join_registries()
+    grant_grace()
     init_device, init_worker = WorkerWrapperBase.init_device, WorkerWrapperBase.init_worker
     if hasattr(init_device, _ORIGINAL):
         return
