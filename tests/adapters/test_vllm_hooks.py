@@ -142,14 +142,16 @@ def test_asynchronous_scheduling_is_planned_one_step_ahead() -> None:
         depths: list[int] = []
         done: dict[str, int] = {}
         for _ in range(300):
+            runs = False
             if scheduler.has_requests():
                 output = scheduler.schedule()
+                runs = bool(output.num_scheduled_tokens)
                 depths.append(output.num_spec_tokens_to_schedule)
-                if output.num_scheduled_tokens:
+                if runs:
                     pending.append(output)
             if not pending:
                 break
-            if len(pending) == 2 or not scheduler.has_requests():
+            if len(pending) == 2 or not runs:
                 output = pending.pop(0)
                 for each in scheduler.update_from_output(
                     output, workers.run(output, scheduler.requests)
