@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from autospec.errors import ProfileMismatch
 
 if TYPE_CHECKING:
     from autospec.profile import Profile, Statistics
+    from autospec.tuned import Tuning
 
 profile_app = typer.Typer(no_args_is_help=True, help="Show, compare, merge and check profiles.")
 app.add_typer(profile_app, name="profile")
@@ -52,6 +54,30 @@ def profile_show(file: ProfileFile) -> None:
     for part, statistics in profile.cost.items():
         table.add_row(part, _totals(statistics))
     console.print(table)
+    if profile.tuned is not None:
+        for line in _tuned(profile.tuned):
+            console.print(line, markup=False)
+
+
+def _tuned(tuned: Tuning) -> Iterator[str]:
+    """What a tuning chose and found, a line each."""
+    yield f"tuned by {tuned.provenance.command}, {tuned.provenance.date}"
+    kept = "settings that won on held-out requests" if tuned.kept else "the untuned settings"
+    yield f"kept {kept}:"
+    for name, settings in sorted(tuned.proposers.items()):
+        values = settings.model_dump(exclude_none=True, exclude={"kind"})
+        yield f"  {name}: " + ", ".join(f"{key} {value:g}" for key, value in values.items())
+    for cap in tuned.caps:
+        yield f"  from {cap.load} running requests on: k at most {cap.k}"
+    for each in tuned.loads:
+        best = "plain" if each.proposer is None else f"{each.proposer}:{each.k}"
+        line = f"  load {each.load}: best fixed choice {best}, {each.predicted:.2f}x expected"
+        found = each.measured
+        if found is not None:
+            line += f"; measured {found.value:.2f}x ({found.low:.2f} to {found.high:.2f})"
+        yield line
+    if tuned.crossover is not None:
+        yield f"  from {tuned.crossover} running requests on no fixed choice is expected to pay"
 
 
 @profile_app.command("diff")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,11 @@ from autospec.tune.space import Dimension, Point, Space, Value
 REPLICATES = 3
 """How often the untuned settings are tried before the search begins: they tell the noise."""
 
-_INITIAL = 8  # points spread over the space before the process is asked
+_INITIAL = 8  # points around the untuned settings before the process is asked
+_INITIAL_SHARE = 0.3  # of the dimensions that differ in them
+_LEADERS = 3  # points whose neighbors are considered
+_NEAR = 200  # neighbors in all
+_NEAR_SHARE = 0.2  # of the dimensions that differ in them
 _REPEAT_EVERY = 6  # trials after which the best so far is tried anew
 _PENALTY = 0.2  # of a trial that failed, below the worst that did not
 
@@ -69,8 +74,9 @@ def standing(trials: Sequence[Trial]) -> list[tuple[Point, float, int]]:
 def next_point(space: Space, trials: Sequence[Trial], first: Sequence[Point], seed: int) -> Point:
     """The point of the next trial; it depends on the arguments alone.
 
-    The untuned settings some times over, then ``first``, then points spread over the space, then
-    those of most expected improvement; the best so far is repeated now and then.
+    The untuned settings some times over, then ``first``, then points that differ from the untuned
+    ones in some dimensions, then those of most expected improvement, near the best so far or
+    anywhere; the best so far is repeated now and then.
     """
     done = len(trials)
     if done < REPLICATES:
@@ -81,11 +87,45 @@ def next_point(space: Space, trials: Sequence[Trial], first: Sequence[Point], se
             return point
     if done % _REPEAT_EVERY == 0 and done > REPLICATES + _INITIAL:
         return standing(trials)[0][0]
+    rng = random.Random(seed * 1000 + done)
+    if done < REPLICATES + len(first) + _INITIAL:
+        return changed(space, space.default, rng, _INITIAL_SHARE)
+    leaders = [point for point, _, _ in standing(trials)[:_LEADERS]] or [space.default]
+    near = [changed(space, rng.choice(leaders), rng, _NEAR_SHARE) for _ in range(_NEAR)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fits that stop early, points asked for twice
-        optimizer = _optimizer(space, trials, seed)
-        asked = optimizer.ask()
-    return tuple(_value(each) for each in asked)
+        return _most_improvement(_optimizer(space, trials, seed), near)
+
+
+def changed(space: Space, point: Point, rng: random.Random, share: float) -> Point:
+    """A point with a share of its dimensions, one at the least, drawn anew."""
+    values = list(point)
+    chosen = [index for index in range(len(values)) if rng.random() < share]
+    for index in chosen or [rng.randrange(len(values))]:
+        values[index] = _drawn(space.dimensions[index], rng)
+    return tuple(values)
+
+
+def _drawn(dimension: Dimension, rng: random.Random) -> Value:
+    if dimension.kind == "choice":
+        return rng.choice(dimension.choices)
+    low, high = dimension.low, dimension.high
+    if dimension.kind == "real":
+        return rng.uniform(low, high)
+    if dimension.by_ratio:
+        return min(int(high), int(math.exp(rng.uniform(math.log(low), math.log(high + 1)))))
+    return rng.randint(int(low), int(high))
+
+
+def _most_improvement(optimizer: Any, near: Sequence[Point]) -> Point:
+    """Of the points near the best and the one that the optimizer found anywhere."""
+    from skopt.acquisition import gaussian_ei
+
+    anywhere = optimizer.ask()
+    points = [*near, tuple(_value(each) for each in anywhere)]
+    encoded = optimizer.space.transform([list(point) for point in points])
+    improvement = gaussian_ei(encoded, optimizer.models[-1], y_opt=min(optimizer.yi))
+    return points[int(improvement.argmax())]
 
 
 def _optimizer(space: Space, trials: Sequence[Trial], seed: int) -> Any:
@@ -105,8 +145,7 @@ def _optimizer(space: Space, trials: Sequence[Trial], seed: int) -> Any:
     optimizer = Optimizer(
         dimensions,
         base_estimator=estimator,
-        n_initial_points=_INITIAL + REPLICATES,
-        initial_point_generator="sobol",
+        n_initial_points=1,
         acq_func="EI",
         acq_optimizer="sampling",
         random_state=seed + len(trials),

@@ -94,6 +94,14 @@ def test_a_tuned_profile_can_be_exported(tuned: Path) -> None:
     assert config["num_speculative_tokens_per_batch_size"][0][0] == 1
 
 
+def test_profile_show_tells_of_the_tuning(tuned: Path) -> None:
+    result = CliRunner().invoke(app, ["profile", "show", str(tuned / "p.json")])
+    assert result.exit_code == 0
+    assert "tuned by autospec tune --engine replay" in result.stdout
+    assert "load 4: best fixed choice" in result.stdout
+    assert "  ngram: max_k" in result.stdout
+
+
 def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     true = traced.tuned_goodput
     calls = 0
