@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autospec.records import Float64Array
 from autospec.replay import Percentiles
-
-_ALONE_QUANTILE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +53,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Where the time of requests goes: waiting in the queue, reading the prompt, decoding.
+    """Where the time of requests goes: waiting in the queue, reading prompts, decoding.
 
     They add up to one. The queue is what the time to the first token is above that of a request
-    which found the service idle, per prompt token.
+    which found the service idle, per prompt token. Reading is the own prompt's and, while a request
+    decodes, that of the others': engines read prompts in the steps in which others decode.
     """
 
     queue: float
@@ -178,19 +178,20 @@ def mean_running(samples: Sequence[Sample]) -> float:
 def prefill_seconds_per_token(samples: Sequence[Sample]) -> float | None:
     """Time to first token per prompt token of requests that found the service idle.
 
-    Where none did, the quickest tenth stands for them. None without a time to first token.
+    The first one counts as one that did. None without a time to first token.
     """
-    known = [each for each in samples if each.error is None and each.first is not None]
+    known = sorted(
+        (each for each in samples if each.error is None and each.first is not None),
+        key=lambda each: each.sent,
+    )
     if not known:
         return None
-    alone = [
-        _per_prompt_token(each)
-        for each in known
-        if not any(other.sent < each.sent < other.end for other in known if other is not each)
-    ]
-    if alone:
-        return float(np.median(alone))
-    return float(np.percentile([_per_prompt_token(each) for each in known], _ALONE_QUANTILE))
+    alone, busy_until = [], -np.inf
+    for each in known:
+        if each.sent >= busy_until:
+            alone.append(_per_prompt_token(each))
+        busy_until = max(busy_until, each.end)
+    return float(np.median(alone))
 
 
 def _per_prompt_token(sample: Sample) -> float:
@@ -200,13 +201,38 @@ def _per_prompt_token(sample: Sample) -> float:
 
 def time_shares(samples: Sequence[Sample], prefill_token_seconds: float | None) -> Shares | None:
     """Of the time of all of them together; None where first tokens are not known."""
-    queue = prefill = decode = 0.0
-    for each in samples:
-        if each.ttft is None or each.first is None or prefill_token_seconds is None:
-            continue
-        own = min(each.ttft, prefill_token_seconds * max(1, each.prompt_tokens))
-        prefill += own
-        queue += each.ttft - own
-        decode += each.end - each.first
+    known = [each for each in samples if each.first is not None]
+    if not known or prefill_token_seconds is None:
+        return None
+    prompts = np.array([max(1, each.prompt_tokens) for each in known], dtype=np.float64)
+    sent = np.array([each.sent for each in known])
+    first = np.array([each.first for each in known], dtype=np.float64)
+    end = np.array([each.end for each in known])
+    own = np.minimum(first - sent, prefill_token_seconds * prompts)
+    disturbed = np.minimum(end - first, _reading_between(sent, first, own, first, end))
+    queue, prefill = float((first - sent - own).sum()), float((own + disturbed).sum())
+    decode = float((end - first - disturbed).sum())
     total = queue + prefill + decode
     return Shares(queue / total, prefill / total, decode / total) if total > 0.0 else None
+
+
+def _reading_between(
+    sent: Float64Array,
+    first: Float64Array,
+    work: Float64Array,
+    begin: Float64Array,
+    end: Float64Array,
+) -> Float64Array:
+    """Seconds in which prompts are being read between ``begin`` and ``end`` [m].
+
+    Each prompt's ``work`` [n] is spread evenly over the time from sending to its first token; no
+    more than a second is read in a second.
+    """
+    spans = np.maximum(first - sent, 1e-9)
+    edges = np.concatenate((sent, first))
+    order = np.argsort(edges, kind="stable")
+    edges = edges[order]
+    rates = np.cumsum(np.concatenate((work / spans, -work / spans))[order])
+    read = np.concatenate(([0.0], np.cumsum(np.clip(rates[:-1], 0.0, 1.0) * np.diff(edges))))
+    between: Float64Array = np.interp(end, edges, read) - np.interp(begin, edges, read)
+    return between

@@ -161,9 +161,9 @@ def _candidate(evidence: Evidence, crossover: Crossover, drafts: str, queue: flo
     assert chosen is not None
     off_from = crossover.off_from
     if off_from is not None:
-        where = f"below {off_from} running requests"
+        where = f"below {_requests(off_from)}"
     else:
-        where = f"up to at least {crossover.known_to} running requests"
+        where = f"up to at least {_requests(crossover.known_to)}"
     seen = [each for each in (low, high) if each is not None and each.speedup >= PAYS] or [chosen]
     least, most = min(each.low for each in seen), max(each.high for each in seen)
     expected = f"{least:.1f}-{most:.1f}x" if f"{least:.1f}" != f"{most:.1f}" else f"{most:.1f}x"

@@ -45,11 +45,26 @@ def test_the_queue_is_what_an_idle_service_would_not_take() -> None:
     assert shares.prefill_without_queue == pytest.approx(0.5)
 
 
-def test_where_nobody_was_alone_the_quickest_stand_for_it() -> None:
-    together = [sample(0.0, 1.0 + 0.1 * n, 9.0) for n in range(11)]
-    ring = [sample(0.1 * n, 0.1 * n + 1.0 + 0.1 * n, 9.0) for n in range(1, 11)]
-    assert prefill_seconds_per_token(ring) is not None
-    assert prefill_seconds_per_token(together) == pytest.approx(0.015)  # all began on an idle one
+def test_prompts_that_others_read_meanwhile_are_not_decoding() -> None:
+    decoding = sample(0.0, 1.0, 5.0)
+    other = sample(1.0, 4.0, 4.0, prompt_tokens=300, output_tokens=1)
+    shares = time_shares([decoding, other], 0.01)
+    assert shares is not None
+    # Of the four seconds after the first token three went by with the other's prompt.
+    assert shares.prefill == pytest.approx((1.0 + 3.0 + 3.0) / 8.0)
+    assert shares.decode == pytest.approx(1.0 / 8.0)
+    waiting = sample(1.0, 4.0, 4.0, prompt_tokens=150, output_tokens=1)
+    shares = time_shares([decoding, waiting], 0.01)
+    assert shares is not None
+    assert shares.queue == pytest.approx(1.5 / 8.0)
+    assert shares.decode == pytest.approx(2.5 / 8.0)
+
+
+def test_only_who_found_the_service_idle_tells_how_long_a_prompt_takes() -> None:
+    burst = [sample(0.1 * n, 1.0 + 0.3 * n, 9.0) for n in range(8)]
+    later = [sample(10.0, 12.0, 13.0), sample(14.0, 15.8, 17.0)]
+    assert prefill_seconds_per_token(burst) == pytest.approx(0.01)
+    assert prefill_seconds_per_token([*later, *burst]) == pytest.approx(0.018)
     assert prefill_seconds_per_token([sample(0.0, None, 1.0)]) is None
 
 
