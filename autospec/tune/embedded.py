@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.errors import InputError
 from autospec.phases import ADAPTIVE, PLAIN
-from autospec.profile import Profile
+from autospec.profile import Profile, merge
 from autospec.prompts import Prompt
 from autospec.proposers.base import History
 from autospec.proposers.draft_model import DraftModelProposer
@@ -180,30 +181,31 @@ class Course:
         self._tokens = {each.id: encode(each, models.target, place) for each in prompts}
         self._loads = tuple(loads)
         self._max_tokens = max_tokens
-        longest = max(len(each) for each in self._tokens.values()) + max_tokens + 1
-        inputs = ArmInputs(models.target, models.draft, max(loads), longest, 0, models.heads)
-        kept = policy.model_copy(
+        self._capacity = max(len(each) for each in self._tokens.values()) + max_tokens + 1
+        self._models = models
+        self._policy = policy.model_copy(
             update={"profile": policy.profile.model_copy(update={"path": None})}
         )
-        self.arms = {
-            name: Arm(
-                ArmSpec(PLAIN if profile is None else ADAPTIVE), inputs, kept, profile=profile
-            )
-            for name, profile in profiles.items()
-        }
+        self._profiles = dict(profiles)
         self._served = 0
+        self.learned: dict[str, Profile] = {}
+        """What each arm's serving taught, by its name."""
 
     def run_round(
         self, seed: int, show: Callable[[str], None] = lambda line: None
     ) -> dict[str, list[float | None]]:
-        """Goodput of every arm at every load, on the same requests, arms taking turns."""
-        goodputs: dict[str, list[float | None]] = {name: [] for name in self.arms}
+        """Goodput of every arm at every load, on the same requests, arms taking turns.
+
+        Arms are made anew every time: a lookup that remembers answers must not meet them again.
+        """
+        goodputs: dict[str, list[float | None]] = {name: [] for name in self._profiles}
         for number, load in enumerate(self._loads):
             chosen = self._block(load)
-            names = list(self.arms)
+            names = list(self._profiles)
             first = (seed + number) % len(names)
             for name in (*names[first:], *names[:first]):
                 show(f"final: load {load}, {name}")
+                arm = self._arm(name, load)
                 requests = [
                     generation_request(
                         prompt,
@@ -215,9 +217,27 @@ class Course:
                     )
                     for index, prompt in enumerate(chosen)
                 ]
-                result = self.arms[name].serve(requests, load).result
+                result = arm.serve(requests, load).result
                 goodputs[name].append(result.tokens / result.seconds if result.seconds else None)
+                self._learn(name, arm)
         return goodputs
+
+    def _arm(self, name: str, load: int) -> Arm:
+        profile = self._profiles[name]
+        inputs = ArmInputs(
+            self._models.target, self._models.draft, load, self._capacity, 0, self._models.heads
+        )
+        spec = ArmSpec(PLAIN if profile is None else ADAPTIVE)
+        return Arm(spec, inputs, self._policy, profile=profile)
+
+    def _learn(self, name: str, arm: Arm) -> None:
+        if arm.controller is None:
+            return
+        fresh = arm.controller.learned.take_fresh(
+            arm.controller.workloads.labels, "tuned: prompts served", time.time()
+        )
+        known = self.learned.get(name)
+        self.learned[name] = fresh if known is None else merge(known, fresh)
 
     def _block(self, load: int) -> list[Prompt]:
         """The next prompts in turn, as many as keep the load up, two at the least."""

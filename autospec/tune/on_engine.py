@@ -6,7 +6,6 @@ on these records with the measured step times, and the final on the engine itsel
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -92,7 +91,7 @@ def tune_on_engine(
                 console.print("interrupted: the same command goes on from here", markup=False)
                 return 1
     profile = replace(learned, cost={"step": step})
-    served = _served(course, verdict)
+    served = course.learned.get(verdict.arm)
     if served is not None:
         profile = merge(profile, served)
     rates, _ = measure_rates((*data.tuning, *data.held_out), chosen.proposers, data.bed.confidence)
@@ -180,14 +179,4 @@ def _course(
     assert options.prompts is not None
     return Course(
         models, prompts, options.prompts, options.loads, options.max_tokens, policy, profiles
-    )
-
-
-def _served(course: Course, verdict: Verdict) -> Profile | None:
-    """What serving the held-out prompts taught the arm that is kept."""
-    controller = course.arms[verdict.arm].controller
-    if controller is None:
-        return None
-    return controller.learned.take_fresh(
-        controller.workloads.labels, "tuned: prompts served", time.time()
     )
