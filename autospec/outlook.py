@@ -11,7 +11,7 @@ from autospec.acceptance import BUCKET_OF, NUM_BUCKETS
 from autospec.cost import FIXED, KNOTS, SLOPES, StepCost
 from autospec.cost_file import LOOKUPS
 from autospec.errors import ProfileError
-from autospec.expectation import Expectation, Rates, mixed, rates_of_model
+from autospec.expectation import Choice, Expectation, Rates, mixed, rates_of_model
 from autospec.octave import NUM_OCTAVES
 from autospec.profile import Profile, Statistics
 from autospec.records import EngineInfo, Kind, ProposerInfo
@@ -40,8 +40,15 @@ class Outlook:
 
     def most_k(self, requests: int, proposer: str) -> int:
         """The largest k at a batch size that the profile can judge."""
-        fits = int(self.most_tokens / requests) - 1
-        return max(0, min(fits, self.expectation.rates[proposer].max_k))
+        return min(self._fits(requests), self.expectation.rates[proposer].max_k)
+
+    def best(self, requests: int, tolerance: float = 0.0) -> Choice:
+        """The best fixed choice at a batch size, of those that the profile can judge."""
+        return self.expectation.best(requests, self._fits(requests), tolerance)
+
+    def _fits(self, requests: int) -> int:
+        """Draft tokens of each request that the known steps have room for."""
+        return max(0, int(self.most_tokens / requests) - 1)
 
     @property
     def most_requests(self) -> int:

@@ -81,7 +81,7 @@ def with_figures(
     expectation = view.expectation
     figures = []
     for number, load in enumerate(loads):
-        best = expectation.best(load, 64, _TOLERANCE)
+        best = view.best(load, _TOLERANCE)
         figures.append(
             LoadFigures(
                 load=load,
@@ -93,8 +93,8 @@ def with_figures(
             )
         )
     crossover = None
-    for requests in reversed(range(1, 1 + 4 * max(loads))):
-        if expectation.best(requests, 64, _TOLERANCE).k > 0:
+    for requests in reversed(range(1, 1 + min(4 * max(loads), view.most_requests))):
+        if view.best(requests, _TOLERANCE).k > 0:
             break
         crossover = requests
     tuned = profile.tuned.model_copy(update={"loads": tuple(figures), "crossover": crossover})
