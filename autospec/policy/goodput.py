@@ -25,7 +25,7 @@ from autospec.policy.kept_share import KeptShare
 from autospec.policy.offer_gate import OfferGate
 from autospec.records import Float32Array, Float64Array, Int16Array, ProposerInfo
 
-_URGENCY = 4.0  # exponent on time per token over its target, which gives a request its weight
+_URGENCY = 3.0  # exponent on time per token over its target, which gives a request its weight
 _LEAST_WEIGHT = 0.25  # of a request far ahead of its target: it makes way for the others
 _MOST_WEIGHT = 4.0
 _MOST_PLAIN_STEPS = 32.0  # that one step may count for; a machine that slept tells nothing
