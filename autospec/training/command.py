@@ -190,7 +190,15 @@ def _record(
     layers = (-1,)
     file = folder / "held_out.safetensors"
     if not file.exists():
-        save_recording(file, record(target, material.held_out, layers=layers, slots=options.slots))
+
+        def shown(tokens: int) -> bool:
+            view.recorded(tokens, None, 0.0)
+            return False
+
+        save_recording(
+            file,
+            record(target, material.held_out, layers=layers, slots=options.slots, stop=shown),
+        )
     measured = load_recording(file)
     parts = [load_recording(part) for part in sorted(folder.glob("part-*.safetensors"))]
     limit = options.minutes * 60.0 * _RECORDING_SHARE
@@ -203,9 +211,9 @@ def _record(
             view.recorded(before + tokens, options.tokens, spent() / limit)
             if options.tokens is not None:
                 return before + tokens >= options.tokens
-            return spent() >= limit
+            return spent() >= limit and before + tokens >= options.batch
 
-        if plan.recorded or enough(0):
+        if parts and (plan.recorded or enough(0)):
             break
         part = record(target, groups[number], layers=layers, slots=options.slots, stop=enough)
         save_recording(folder / f"part-{number:04d}.safetensors", part)
