@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from autospec.cli.app import app
-from autospec.cli.options import JsonPath, Seed, extra
+from autospec.cli.options import JsonPath, ReportPath, Seed, extra
 
 
 @app.command()
@@ -47,6 +47,7 @@ def tune(
     ] = "default",
     max_tokens: Annotated[int, typer.Option(min=8, help="Most tokens of an answer.")] = 96,
     json_path: JsonPath = None,
+    report: ReportPath = None,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     seed: Seed = 0,
@@ -77,6 +78,7 @@ def tune(
         policy=policy,
         max_tokens=max_tokens,
         json_path=json_path,
+        report_path=report,
         dtype=dtype,
         device=device,
         seed=seed,

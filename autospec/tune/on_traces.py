@@ -12,6 +12,7 @@ from autospec.errors import InputError
 from autospec.json_file import write_json
 from autospec.profile import Profile, save_profile
 from autospec.records import EngineInfo
+from autospec.report import write_report
 from autospec.trace import read_traces
 from autospec.tune.final import Verdict
 from autospec.tune.meter import Meter
@@ -80,7 +81,10 @@ def finish(
 ) -> None:
     """Save the profile and the figures, show them, and drop the state."""
     save_profile(options.out, profile)
+    figures = document(options, tuner.state, tuner.space, verdict, profile)
     if options.json_path is not None:
-        write_json(options.json_path, document(options, tuner.state, tuner.space, verdict, profile))
+        write_json(options.json_path, figures)
+    if options.report_path is not None:
+        write_report([figures, options.out], options.report_path)
     state_path(options.out).unlink(missing_ok=True)
     tell(console, options, profile, verdict)

@@ -9,6 +9,7 @@ from rich.console import Console
 from autospec.config import load_settings
 from autospec.errors import InputError, MissingDependency
 from autospec.profile import load_profile
+from autospec.report import check_report
 from autospec.tune.on_traces import traced_data, tune_on_traces
 from autospec.tune.tuner import TuneOptions
 
@@ -30,6 +31,8 @@ def run_tune(options: TuneOptions, console: Console) -> int:
     if options.out.is_dir() or not options.out.parent.is_dir():
         raise InputError(f"--out: {options.out} cannot be written; give a file in a folder")
     require_skopt()
+    if options.report_path is not None:
+        check_report(options.report_path)
     older = None if options.warm_start is None else load_profile(options.warm_start)
     if older is not None and older.tuned is None:
         raise InputError(f"--warm-start: {options.warm_start} was never tuned")

@@ -56,6 +56,7 @@ class TuneOptions:
     policy: str = "default"
     max_tokens: int = 96
     json_path: Path | None = None
+    report_path: Path | None = None
     dtype: str = "auto"
     device: str = "cpu"
     seed: int = 0

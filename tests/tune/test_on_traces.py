@@ -38,6 +38,7 @@ def options(folder: Path, **more: Any) -> TuneOptions:
         "budget": 3600.0,
         "trials": 5,
         "json_path": folder / "figures.json",
+        "report_path": folder / "report.html",
     }
     return TuneOptions(**{**known, **more})
 
@@ -86,6 +87,10 @@ def test_the_figures_have_every_trial_and_round(tuned: Path) -> None:
     assert len(figures["final"]["rounds"]) == 3
     assert set(figures["final"]["rounds"][0]["goodputs"]) >= {"plain", "untuned", "finalist 1"}
     assert figures["tuned"]["kept"] == (figures["final"]["kept"] != "untuned")
+
+
+def test_the_report_is_written(tuned: Path) -> None:
+    assert "<svg" in (tuned / "report.html").read_text()
 
 
 def test_a_tuned_profile_can_be_exported(tuned: Path) -> None:
