@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else "AutoSpec needs Python 3.10 to 3.13, found %d.%d: name one, as in make PYTHON=python3.12" % v)'
 	$(call heartbeat,installing)
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[demo,tune,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[demo,tune,serve,check,dev]'
 	touch $@
 
 .PHONY: install
