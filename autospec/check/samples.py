@@ -209,7 +209,10 @@ def time_shares(samples: Sequence[Sample], prefill_token_seconds: float | None) 
     first = np.array([each.first for each in known], dtype=np.float64)
     end = np.array([each.end for each in known])
     own = np.minimum(first - sent, prefill_token_seconds * prompts)
-    disturbed = np.minimum(end - first, _reading_between(sent, first, own, first, end))
+    # What others are charged for is the quickest reading seen: short prompts mostly take what is
+    # no reading at all, and it must not pass for the reason why others decode slowly.
+    work = np.minimum(own, float(((first - sent) / prompts).min()) * prompts)
+    disturbed = np.minimum(end - first, _reading_between(sent, first, work, first, end))
     queue, prefill = float((first - sent - own).sum()), float((own + disturbed).sum())
     decode = float((end - first - disturbed).sum())
     total = queue + prefill + decode

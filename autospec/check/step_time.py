@@ -23,6 +23,7 @@ _TRUST = 1.5
 """How far beyond the measured tokens of a step its time is still said."""
 
 _LEAST_GAPS = 3
+_QUARTILE = 25.0
 
 
 class StepTime(Protocol):
@@ -42,21 +43,23 @@ class StepTime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTime:
-    """Medians of the service's own inter-token times by running requests, between them linear.
+    """The service's own inter-token times by running requests, between them linear.
+
+    Lower quartiles: what a step takes when nothing disturbs it, which is what more tokens prolong.
 
     A drafted token is taken to cost what one more running request does: exact where the step's time
     is in its matrix products, somewhat dear where it is in every request's own attention.
     """
 
     running: tuple[int, ...]
-    median_seconds: tuple[float, ...]
+    step_seconds: tuple[float, ...]
 
     @property
     def source(self) -> str:
         """With the points."""
         points = ", ".join(
             f"{n}: {seconds * 1000:.3g}"
-            for n, seconds in zip(self.running, self.median_seconds, strict=True)
+            for n, seconds in zip(self.running, self.step_seconds, strict=True)
         )
         return f"measured on the service, ms per step by running requests ({points})"
 
@@ -68,7 +71,7 @@ class MeasuredTime:
     def seconds(self, running: float, drafted: float, context_tokens: float) -> float:
         """Never shorter with more tokens; beyond the last point as between the last two."""
         tokens = running * (1.0 + drafted)
-        times = np.maximum.accumulate(self.median_seconds)
+        times = np.maximum.accumulate(self.step_seconds)
         if tokens <= self.running[-1] or len(self.running) < 2:
             return float(np.interp(tokens, self.running, times))
         slope = (times[-1] - times[-2]) / (self.running[-1] - self.running[-2])
@@ -211,13 +214,15 @@ def measured_time(samples: Sequence[Sample], prefill_seconds: float | None) -> M
     if not usable:
         return None
     grid = _bins(sorted(usable))
-    medians: dict[int, float] = {}
+    quartiles: dict[int, float] = {}
     for members in grid:
         times = np.concatenate([usable[n] for n in members])
         counts = [len(usable[n]) for n in members]
-        medians[round(float(np.average(members, weights=counts)))] = float(np.median(times))
-    order = sorted(medians)
-    return MeasuredTime(tuple(order), tuple(medians[n] for n in order))
+        quartiles[round(float(np.average(members, weights=counts)))] = float(
+            np.percentile(times, _QUARTILE)
+        )
+    order = sorted(quartiles)
+    return MeasuredTime(tuple(order), tuple(quartiles[n] for n in order))
 
 
 def _bins(numbers: Sequence[int]) -> list[list[int]]:

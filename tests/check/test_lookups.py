@@ -76,7 +76,7 @@ def test_what_copies_pays_until_the_step_is_full() -> None:
     assert crossover(walk(fresh(3)), TIME).off_from == 1
     gone = crossover(walks, TIME).off_from
     assert gone is not None
-    assert gone > 256
+    assert gone > 128
     # Where a step costs its tokens alone, the wrong ones are pure loss.
     early = crossover(walks, FileTime(steep, "steep")).off_from
     assert early is not None

@@ -54,7 +54,7 @@ def test_long_prompts_and_five_tokens_are_not_yet(server: Running, tmp_path: Pat
         for number in range(4)
     ]
     found = verdict(
-        CheckOptions(url=server.url, rates="4", duration=1.5, ladder="1"), tmp_path, prompts
+        CheckOptions(url=server.url, rates="1", duration=3.0, ladder="1"), tmp_path, prompts
     )
     assert found["verdict"]["kind"] == "not-yet-prefill"
     assert "of the time is before the first token" in found["verdict"]["sentence"]

@@ -32,7 +32,7 @@ def test_steps_are_told_by_the_requests_that_run() -> None:
     time = measured_time([*alone, *four], prefill_seconds=0.001)
     assert time is not None
     assert time.running == (1, 4)
-    assert time.median_seconds == pytest.approx((0.03, 0.05))
+    assert time.step_seconds == pytest.approx((0.03, 0.05))
     assert time.seconds(1, 0.0, 0.0) == pytest.approx(0.03)
     assert time.seconds(1, 3.0, 0.0) == pytest.approx(0.05)
     assert time.seconds(2, 0.25, 0.0) == pytest.approx(0.03 + 1.5 / 3 * 0.02)
@@ -47,7 +47,7 @@ def test_gaps_in_which_a_prompt_is_read_are_left_out() -> None:
     other = Sample("1", "w", slow[9], slow[10], slow[10] - 0.01, (slow[10] - 0.01,), 500, 1)
     time = measured_time([sample, other], prefill_seconds=0.001)
     assert time is not None
-    assert max(time.median_seconds) == pytest.approx(0.03)
+    assert max(time.step_seconds) == pytest.approx(0.03)
 
 
 def test_too_little_is_nothing() -> None:
