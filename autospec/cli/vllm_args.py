@@ -55,7 +55,7 @@ def vllm_args(
     ] = False,
 ) -> None:
     """Print the arguments to append to ``vllm serve MODEL``."""
-    from autospec.adapters.vllm.configure import command_line, engine_changes
+    from autospec.adapters.vllm.arguments import command_line, engine_changes
 
     given: dict[str, Any] = {"max_num_seqs": max_num_seqs, "enforce_eager": enforce_eager}
     if speculative_config is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from autospec.adapters.vllm.configure import SCHEDULER_CLS, configure
+from autospec.adapters.vllm.arguments import SCHEDULER_CLS, configure
 from autospec.adapters.vllm.graphs import candidate_ks, captured_k, named_ks, naming_table
 from autospec.adapters.vllm.labels import RequestLabels, read_labels
 from autospec.adapters.vllm.modes import Mode, drafting_of
@@ -95,6 +95,13 @@ def test_k_is_cut_to_a_captured_one() -> None:
     assert [captured_k(k, (0, 2, 5)) for k in range(7)] == [0, 0, 2, 2, 2, 5, 5]
     assert captured_k(1, (2, 5)) == 0
     assert captured_k(3, ()) == 3
+
+
+def test_configure_is_a_function_wherever_it_is_taken_from() -> None:
+    for _ in range(2):
+        from autospec.adapters.vllm import configure as taken
+
+        assert taken is configure
 
 
 def test_configure_llm_arguments() -> None:

@@ -38,7 +38,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autospec.adapters.vllm.configure import configure
+    from autospec.adapters.vllm.arguments import configure
     from autospec.adapters.vllm.scheduler import AutoSpecAsyncScheduler, AutoSpecScheduler
 
 __all__ = ["AutoSpecAsyncScheduler", "AutoSpecScheduler", "configure"]
@@ -47,7 +47,7 @@ __all__ = ["AutoSpecAsyncScheduler", "AutoSpecScheduler", "configure"]
 def __getattr__(name: str) -> Any:
     """The public names, imported when asked for: only two of them need vLLM."""
     if name == "configure":
-        from autospec.adapters.vllm.configure import configure
+        from autospec.adapters.vllm.arguments import configure
 
         return configure
     if name in __all__:

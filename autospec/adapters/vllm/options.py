@@ -22,7 +22,8 @@ class AdapterOptions(BaseModel):
     ``lookups`` are AutoSpec's own proposers beside the configured one. ``profile`` and ``journal``
     overrule the policy file's paths. ``model_max_k`` caps what the configured model drafts, where
     ``num_speculative_tokens`` is larger for the lookups' sake. ``cache_tokens`` of ended requests
-    stay for suffix lookups of later ones; requests above ``lookup_tokens`` get no lookups.
+    stay for suffix lookups of later ones; requests above ``lookup_tokens`` get no lookups. What a
+    profile was tuned to comes before ``cache_tokens``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -6,22 +6,24 @@ Knows nothing of vLLM's classes: rows in, choices out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from prometheus_client import CollectorRegistry
 
+from autospec import acceptance, cost
 from autospec.adapters.vllm.labels import RequestLabels
 from autospec.adapters.vllm.options import AdapterOptions
 from autospec.adapters.vllm.slots import NO_SLOT, TokenSlots
 from autospec.config import Settings
 from autospec.controller import Controller
+from autospec.errors import ProfileError
 from autospec.journal import Journal
 from autospec.metrics import Metrics
+from autospec.profile import Identity, load_profile
 from autospec.proposers.base import Drafts, LookupProposer
-from autospec.proposers.ngram import NgramProposer
-from autospec.proposers.suffix import SuffixProposer
+from autospec.proposers.settings import LOOKUP_DEFAULTS, make_lookup
 from autospec.records import (
     BatchState,
     EngineInfo,
@@ -33,6 +35,7 @@ from autospec.records import (
     Request,
     StepResult,
 )
+from autospec.tuned import ProposerSettings
 
 log = logging.getLogger("autospec")
 
@@ -109,17 +112,14 @@ class Pilot:
     ) -> None:
         settings: Settings = options.settings()
         capacity = min(max_tokens, options.lookup_tokens)
+        names = tuple(dict.fromkeys(options.lookups)) if with_lookups else ()
+        own = untuned_lookups(max_k, options.cache_tokens)
+        if names:
+            own |= _tuned(settings, engine, (*names, *([] if model is None else [model.name])))
         self.lookups: list[LookupProposer] = []
-        if with_lookups:
-            for name in dict.fromkeys(options.lookups):
-                if name == "ngram":
-                    self.lookups.append(NgramProposer(max_requests, capacity, max_k=max_k))
-                else:
-                    self.lookups.append(
-                        SuffixProposer(
-                            max_requests, capacity, max_k=max_k, cache_tokens=options.cache_tokens
-                        )
-                    )
+        for name in names:
+            each = own[name].model_copy(update={"max_k": min(own[name].max_k, max_k)})
+            self.lookups.append(make_lookup(name, each, max_requests, capacity))
         infos = [lookup.info for lookup in self.lookups]
         self.model = len(infos) if model is not None else -1
         if model is not None:
@@ -322,6 +322,31 @@ class Pilot:
     def _release(self, tracked: Tracked) -> None:
         self._slots.give_back(tracked.slot)
         tracked.slot = NO_SLOT
+
+
+def untuned_lookups(max_k: int, cache_tokens: int) -> dict[str, ProposerSettings]:
+    """How the lookups draft in vLLM unless a profile says otherwise."""
+    found = {
+        name: each.model_copy(update={"max_k": max_k}) for name, each in LOOKUP_DEFAULTS.items()
+    }
+    found["suffix"] = found["suffix"].model_copy(update={"cache_tokens": cache_tokens})
+    return found
+
+
+def _tuned(
+    settings: Settings, engine: EngineInfo, proposers: Sequence[str]
+) -> Mapping[str, ProposerSettings]:
+    """What the profile to start from was tuned to; the controller says what is wrong with one."""
+    path = settings.profile.path
+    if path is None:
+        return {}
+    infos = tuple(ProposerInfo(name, "lookup", 1) for name in proposers)  # names alone identify
+    try:
+        profile = load_profile(path)
+        profile.require(Identity.of(engine, infos), acceptance.LAYOUT, cost.LAYOUT)
+    except ProfileError:
+        return {}
+    return {} if profile.tuned is None else profile.tuned.proposers
 
 
 def _empty_drafts(rows: int, k: int) -> Drafts:

@@ -14,7 +14,8 @@ from autospec.adapters.vllm.graphs import candidate_ks, naming_table
 from autospec.adapters.vllm.modes import LOOKUP_METHODS, PARALLEL_METHODS
 from autospec.adapters.vllm.options import KEY, parse_options
 from autospec.config import load_settings
-from autospec.errors import ConfigError
+from autospec.errors import ConfigError, ProfileError
+from autospec.profile import load_profile
 
 SCHEDULER_CLS = "autospec.adapters.vllm.AutoSpecScheduler"
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
@@ -37,7 +38,8 @@ def configure(
 
     ``engine_args`` is vLLM's EngineArgs or AsyncEngineArgs, or the keyword arguments of ``LLM`` as
     a dict. ``profile`` is loaded at start and saved to; ``lookups`` are AutoSpec's own proposers
-    (``ngram``, ``suffix``; both by default). Without a ``speculative_config`` they draft alone.
+    (``ngram``, ``suffix``; both by default). Without a ``speculative_config`` they draft alone, as
+    many tokens as a tuned profile says.
     ``combine`` lets them compete with the configured drafter where vLLM would plan one step ahead:
     it asks for synchronous scheduling and, in the environment, for model runner V1. ``ks`` are the
     k values to capture CUDA graphs for. The scheduler turns asynchronous where vLLM schedules so.
@@ -92,7 +94,7 @@ def engine_changes(
     if speculative is None:
         speculative = {
             "method": "ngram",
-            "num_speculative_tokens": DEFAULT_K,
+            "num_speculative_tokens": _lookups_k(profile),
             "prompt_lookup_max": 4,
             "prompt_lookup_min": 2,
         }
@@ -125,6 +127,18 @@ def engine_changes(
     if combine:
         changed["async_scheduling"] = False
     return changed
+
+
+def _lookups_k(profile: str | Path | None) -> int:
+    """As many draft tokens as the lookups of a tuned profile may use."""
+    try:
+        tuned = None if profile is None else load_profile(Path(profile).expanduser()).tuned
+    except ProfileError:  # not there yet, or told of when the engine starts
+        tuned = None
+    if tuned is None:
+        return DEFAULT_K
+    found = [each.max_k for each in tuned.proposers.values() if each.kind == "lookup"]
+    return max(found, default=DEFAULT_K)
 
 
 def command_line(changed: Mapping[str, Any], *, combine: bool = False) -> str:
