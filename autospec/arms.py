@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -397,9 +397,13 @@ def engine_info(target: CausalModel) -> EngineInfo:
 
 def encode(prompt: Prompt, target: CausalModel, place: Path) -> list[int]:
     """Token ids of a prompt, through the chat template where the tokenizer has one."""
-    tokenizer = target.tokenizer
-    if tokenizer is None:
+    if target.tokenizer is None:
         raise InputError(f"{target.name}: the model folder has no tokenizer, which prompts need")
+    return encode_with(target.tokenizer, prompt, place)
+
+
+def encode_with(tokenizer: Any, prompt: Prompt, place: Path) -> list[int]:
+    """The same with a tokenizer of transformers. Raises InputError."""
     if getattr(tokenizer, "chat_template", None):
         messages = [{"role": each.role, "content": each.content} for each in prompt.messages]
         try:

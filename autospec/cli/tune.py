@@ -14,10 +14,13 @@ from autospec.cli.options import JsonPath, ReportPath, Seed, extra
 @app.command()
 def tune(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The profile.")],
-    engine: Annotated[str, typer.Option(help="embedded, or replay for recorded requests.")] = (
-        "embedded"
-    ),
-    target: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Model folder.")] = None,
+    engine: Annotated[
+        str, typer.Option(help="embedded, vllm (its lookups), or replay for recorded requests.")
+    ] = "embedded",
+    target: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Model folder; for vllm, spelled as it is served."),
+    ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(metavar="FILE.jsonl", help='Lines of {"id", "workload", "prompt"}.'),
@@ -49,7 +52,9 @@ def tune(
     json_path: JsonPath = None,
     report: ReportPath = None,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, cuda:1, ...; vllm takes its own.")
+    ] = "cpu",
     seed: Seed = 0,
 ) -> None:
     """Tune a profile offline: step costs, acceptance, settings of proposers."""

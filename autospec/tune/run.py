@@ -12,6 +12,7 @@ from autospec.profile import load_profile
 from autospec.report import check_report
 from autospec.tune.on_traces import traced_data, tune_on_traces
 from autospec.tune.tuner import TuneOptions
+from autospec.tune.vllm_engine import require_vllm
 
 ENGINES = ("embedded", "replay", "vllm")
 
@@ -23,11 +24,6 @@ def run_tune(options: TuneOptions, console: Console) -> int:
     """
     if options.engine not in ENGINES:
         raise InputError(f"--engine: {options.engine!r}; there are {', '.join(ENGINES)}")
-    if options.engine == "vllm":
-        raise InputError(
-            "--engine vllm is not there yet: tune with --engine replay on a trace and a cost file "
-            "of that service, and take the result with autospec export"
-        )
     if options.out.is_dir() or not options.out.parent.is_dir():
         raise InputError(f"--out: {options.out} cannot be written; give a file in a folder")
     require_skopt()
@@ -39,6 +35,11 @@ def run_tune(options: TuneOptions, console: Console) -> int:
     policy = load_settings(options.policy)
     if options.engine == "replay":
         return tune_on_traces(options, traced_data(options, policy), older, console)
+    if options.engine == "vllm":
+        require_vllm()
+        from autospec.tune.on_vllm import tune_on_vllm  # torch takes seconds to load
+
+        return tune_on_vllm(options, policy, older, console)
     if options.target is None or options.prompts is None:
         raise InputError("--engine embedded needs --target and --prompts")
     from autospec.tune.on_engine import tune_on_engine  # torch takes seconds to load

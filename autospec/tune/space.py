@@ -99,6 +99,7 @@ def make_space(
     untuned: Mapping[str, ProposerSettings], loads: Sequence[int], *, with_confidence: bool
 ) -> Space:
     """The space around the untuned settings of ngram, suffix and whatever models there are."""
+    caches = {*_CACHES, untuned["suffix"].cache_tokens or 0}
     dimensions = [
         Dimension("ngram.min_match", "integer", 1, 4),
         Dimension("ngram.wider", "integer", 0, 4),
@@ -107,7 +108,7 @@ def make_space(
         Dimension("suffix.max_match", "integer", 8, 64, by_ratio=True),
         Dimension("suffix.max_walk", "integer", 8, 256, by_ratio=True),
         Dimension("suffix.max_k", "integer", 4, 32, by_ratio=True),
-        Dimension("suffix.cache_tokens", "choice", choices=_CACHES),
+        Dimension("suffix.cache_tokens", "choice", choices=tuple(sorted(caches))),
     ]
     for name, settings in untuned.items():
         if settings.kind == "sequential" and settings.max_k > 1:

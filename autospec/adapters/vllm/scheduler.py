@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
+from autospec.adapters.vllm.options import KEY
 from autospec.adapters.vllm.steering import Steering
 from autospec.adapters.vllm.versions import SCHEDULER_HOOKS, check_version, require_hooks
 
@@ -28,6 +31,16 @@ class _Steered:
         sizes = int(vllm_config.scheduler_config.max_num_seqs) + 1
         self.dynamic_sd_lookup = [most] * sizes
         atexit.register(_close, weakref.ref(self.steering))
+
+    def steer_anew(self, options: Mapping[str, Any]) -> None:
+        """Close AutoSpec's part and begin it with other ``options``; only while no request runs.
+
+        Raises ConfigError and EngineError; AutoSpec's part then stays closed.
+        """
+        config = copy.copy(self.vllm_config)  # type: ignore[attr-defined]
+        config.additional_config = {KEY: dict(options)}
+        self.steering.close()
+        self._steer(config)
 
     def add_request(self, request: Any) -> None:
         self.steering.safely("add_request", self.steering.added, request)
