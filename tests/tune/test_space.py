@@ -26,7 +26,7 @@ def points(draw: st.DrawFn) -> tuple[float | int, ...]:
         if each.kind == "choice":
             values.append(draw(st.sampled_from(each.choices)))
         elif each.kind == "real":
-            values.append(draw(st.floats(each.low, each.high)))
+            values.append(draw(st.floats(each.low, each.high, allow_subnormal=False)))
         else:
             values.append(draw(st.integers(int(each.low), int(each.high))))
     return tuple(values)

@@ -111,6 +111,10 @@ def _counts(path: Path, statistics: Statistics) -> Counts:
     """Counts by position, whatever the confidence. A model's are those of its real drafts."""
     try:
         successes, trials = statistics["successes"], statistics["trials"]
+        drafted = statistics.get("draft_trials")
+        if drafted is not None and drafted.sum() > trials.sum():
+            # Of a model whose drafts know their confidence: probes of what would be cut as well.
+            successes, trials = statistics["draft_successes"], drafted
     except KeyError as error:
         raise ProfileError(f"{path}: acceptance counts lack {error}") from None
     if successes.shape[:1] != (len(POSITIONS),) or trials.shape != successes.shape:
