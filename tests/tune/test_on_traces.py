@@ -183,7 +183,6 @@ def test_an_older_profile_warms_the_search(tmp_path: Path, tuned: Path) -> None:
     "more,message",
     [
         ({"engine": "tgi"}, "--engine: 'tgi'; there are embedded, replay, vllm"),
-        ({"engine": "vllm"}, "--engine vllm is not there yet"),
         ({"cost": None}, "needs --traces .* and --cost"),
         ({"traces": ()}, "needs --traces .* and --cost"),
         ({"engine": "embedded"}, "--engine embedded needs --target and --prompts"),
