@@ -53,6 +53,7 @@ from autospec.tune.vllm_engine import Answers, Call, VllmEngine
 _OFF = "off"
 _FIXED_KS = (2, 8)
 _TIMED_REQUESTS = 16
+_TIMED_SHARE = 0.3  # of the budget
 
 
 class Serving(Protocol):
@@ -61,7 +62,7 @@ class Serving(Protocol):
     @property
     def info(self) -> EngineInfo: ...
     def steer(self, policy: str | Path, profile: Profile | None) -> None: ...
-    def serve(self, calls: Sequence[Call], load: int) -> Answers: ...
+    def serve(self, calls: Sequence[Call], load: int, within: float = ...) -> Answers: ...
     def learned(self) -> Profile: ...
 
 
@@ -242,13 +243,14 @@ def step_statistics(
         )
         policies.append(path)
     policies.append(options.policy)
+    seconds = _TIMED_SHARE * options.budget / (len(options.loads) * len(policies))
     learned: Profile | None = None
     for load in options.loads:
         for policy in policies:
             meter.show(f"timing steps: load {load}")
             engine.steer(policy, None)
             count = max(load, min(len(calls), _TIMED_REQUESTS))
-            engine.serve(_in_turn(calls, 0, count, f"{load}"), load)
+            engine.serve(_in_turn(calls, 0, count, f"{load}"), load, seconds)
             fresh = engine.learned()
             learned = fresh if learned is None else merge(learned, fresh)
     assert learned is not None

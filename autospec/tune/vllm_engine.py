@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import math
 import os
 import time
 from collections import deque
@@ -122,8 +123,8 @@ class VllmEngine:
             save_profile(path, profile)
         self._scheduler.steer_anew({"policy": str(policy), "profile": str(path), "metrics": False})
 
-    def serve(self, calls: Sequence[Call], load: int) -> Answers:
-        """Answer all requests, ``load`` of them at a time."""
+    def serve(self, calls: Sequence[Call], load: int, within: float = math.inf) -> Answers:
+        """Answer requests, ``load`` of them at a time; none is begun after ``within`` seconds."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -133,6 +134,8 @@ class VllmEngine:
         answers: dict[str, Int32Array] = {}
         began = time.perf_counter()
         while pending or running:
+            if time.perf_counter() - began > within:
+                pending.clear()
             while pending and len(running) < load:
                 call = pending.popleft()
                 name = f"{self._served}-{call.id}"
@@ -150,7 +153,7 @@ class VllmEngine:
                         extra_args={"autospec": {"workload": call.workload}},
                     ),
                 )
-            for output in self._core.step():
+            for output in self._core.step() if running else ():
                 if output.finished:
                     tokens = output.outputs[0].token_ids
                     answers[running.pop(output.request_id)] = np.array(tokens, dtype=np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,17 +54,19 @@ class MadeUpVllm:
     def __init__(self, fails_after: int | None = None) -> None:
         self.steered: list[tuple[str, Profile | None]] = []
         self.served: list[tuple[list[str], int]] = []
+        self.within: list[float] = []
         self._left = fails_after
 
     def steer(self, policy: str | Path, profile: Profile | None) -> None:
         self.steered.append((Path(policy).stem, profile))
 
-    def serve(self, calls: Sequence[Call], load: int) -> Answers:
+    def serve(self, calls: Sequence[Call], load: int, within: float = math.inf) -> Answers:
         if self._left is not None and len(self.served) == self._left:
             raise KeyboardInterrupt
         names = [call.id for call in calls]
         assert len(set(names)) == len(names)
         self.served.append((names, load))
+        self.within.append(within)
         profile = self.steered[-1][1]
         speed = 1.0
         if profile is not None:
@@ -123,6 +126,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     timed = ["off", "suffix-2", "suffix-8", "default"]
     assert policies[1:9] == [*timed, *timed]
     assert [load for _, load in engine.served[1:9]] == [1] * 4 + [12] * 4
+    assert sum(engine.within[1:9]) == pytest.approx(0.3 * options.budget)
     final = engine.steered[9:]
     assert {policy for policy, profile in final if profile is None} == {"off"}
     assert {policy for policy, profile in final if profile is not None} == {"default"}
