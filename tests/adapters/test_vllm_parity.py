@@ -48,7 +48,8 @@ def test_random_k_and_proposers(method: str, plain: dict[int, list[int]]) -> Non
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle"])
 def test_aborts_and_preemption(method: str, plain: dict[int, list[int]]) -> None:
-    with engine(method, num_gpu_blocks_override=14, enable_prefix_caching=False) as llm:
+    blocks = 10 if method == "ngram" else 14  # too few for all: a model drafter's cache takes some
+    with engine(method, num_gpu_blocks_override=blocks, enable_prefix_caching=False) as llm:
         steering, scheduler = steering_of(llm), scheduler_of(llm)
         random_decisions(steering.pilot, seed=1)
         preempted: list[str] = []
