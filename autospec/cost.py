@@ -107,10 +107,11 @@ def forward_seconds(
     knots: Float64Array,
 ) -> float:
     """Predicted seconds of a target forward over ``tokens`` paid tokens."""
-    seconds = beta[FIXED] + beta[CONTEXT] * context_tokens + beta[REQUESTS] * requests
+    seconds: float = token_seconds(tokens, beta[SLOPES:CONTEXT], knots)
+    seconds += beta[FIXED] + beta[CONTEXT] * context_tokens + beta[REQUESTS] * requests
     if speculating:
         seconds += beta[SPECULATING]
-    return seconds + token_seconds(tokens, beta[SLOPES:CONTEXT], knots)
+    return seconds
 
 
 @compiled
@@ -455,11 +456,13 @@ class StepCost:
         if is_early and self._set_scale(load, step_seconds):
             return
         cell = int(load.speculating) * NUM_OCTAVES + octave_of(load.requests)
-        is_told_apart = draft_seconds is not None and min(draft_seconds.tolist(), default=0.0) >= 0
+        is_told_apart = draft_seconds is not None
+        if draft_seconds is None or min(draft_seconds.tolist(), default=0.0) < 0.0:
+            draft_seconds, is_told_apart = self._no_times, False
         if _learn_step(
             load.tokens, load.requests, load.context_tokens, load.speculating, self._rows,
             load.depth, load.draft_tokens, load.catch_up_tokens, step_seconds,
-            draft_seconds if is_told_apart else self._no_times, is_told_apart, cell,
+            draft_seconds, is_told_apart, cell,
             self._most_surprise, KNOTS, self._x, self._health, self._doubt, self._cell_gram,
             self._cell_moment, self._gram, self._moment, self._fresh_gram, self._fresh_moment,
             self._fresh_weight, self._precision, self._target, self.beta,

@@ -139,7 +139,7 @@ def _load_eagle(checkpoint: Checkpoint, target: CausalModel, layout: EagleLayout
 def _load_eagle3(
     checkpoint: Checkpoint, target: CausalModel, layout: EagleLayout, form: _Form
 ) -> Eagle3Head:
-    hidden_size = cast(int, layout.layers.hidden_size)
+    hidden_size = layout.layers.hidden_size
     own_embedding = None
     if "embed_tokens.weight" in checkpoint.names:
         own_embedding = checkpoint.tensor(

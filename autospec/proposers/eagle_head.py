@@ -92,7 +92,7 @@ class EagleLayout:
 
     @property
     def num_layers(self) -> int:
-        return cast(int, self.layers.num_hidden_layers)
+        return self.layers.num_hidden_layers
 
     @property
     def kv_heads(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -266,8 +266,8 @@ def slow_drafts(
     is_third = "lm_head.weight" in tensors
     with torch.inference_mode():
         hidden = model(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
-        embedding = model.get_input_embeddings().weight  # type: ignore[operator, union-attr]
-        output = model.get_output_embeddings().weight  # type: ignore[operator, union-attr]
+        embedding = cast(torch.Tensor, model.get_input_embeddings().weight)
+        output = cast(torch.Tensor, model.get_output_embeddings().weight)
         if is_third and "embed_tokens.weight" in tensors:
             embedding = tensors["embed_tokens.weight"]
         if is_third:
