@@ -104,6 +104,16 @@ def throughput_gains(
 
 
 @compiled
+def weigh(gains: Float32Array, limits: Int16Array, weights: Float64Array) -> None:
+    """Multiply the gains [n, p, k] of each row by its weight [n]."""
+    for i in range(gains.shape[0]):
+        if weights[i] != 1.0:
+            for p in range(gains.shape[1]):
+                for j in range(limits[p, i]):
+                    gains[i, p, j] *= weights[i]
+
+
+@compiled
 def latency_gains(
     hazards: Float32Array,
     limits: Int16Array,

@@ -17,6 +17,7 @@ from autospec.allocation import (
     latency_gains,
     limits_of,
     throughput_gains,
+    weigh,
 )
 from autospec.policy.appended import Appended
 from autospec.policy.base import Decision, Outcome, Policy, PolicyOptions, View, plain
@@ -53,9 +54,9 @@ class GoodputOptions(PolicyOptions):
 class Goodput(Policy[GoodputOptions]):
     """Fractional programming over calibrated survivals and the learned step cost.
 
-    A position is worth its time at the going rate: the long-run goodput at this load, not that of
-    the step alone. By the renewal-reward theorem that is what maximizes tokens over time when
-    steps differ (easy requests then draft deeper, hard ones less deep).
+    A position is worth its time at the going rate: the long-run goodput at this load and of these
+    workloads, not that of the step alone. By the renewal-reward theorem that is what maximizes
+    tokens over time when steps differ.
     """
 
     adaptive = True
@@ -100,23 +101,17 @@ class Goodput(Policy[GoodputOptions]):
 
     def learn(self, outcome: Outcome) -> None:
         """The going rate, and whether the lookups are worth their time."""
-        committed = float(outcome.committed.sum())
         if outcome.plain_seconds > 0.0 and not outcome.has_prefill:
             self._rate.note(
-                outcome.requests,
-                committed,
+                outcome.workloads,
+                outcome.committed,
                 min(outcome.step_seconds / outcome.plain_seconds, _MOST_PLAIN_STEPS),
             )
         self._appended.note(outcome.proposer, outcome.verified, outcome.accepted)
         self._kept.note(outcome.proposer, outcome.asked, outcome.kept)
         if outcome.draft_seconds is not None and outcome.step_seconds > 0.0:
-            going = committed / outcome.step_seconds
-            self._gate.note(
-                outcome.proposer,
-                outcome.accepted,
-                outcome.matched,
-                outcome.draft_seconds * going,
-            )
+            tokens = outcome.draft_seconds * (outcome.committed.sum() / outcome.step_seconds)
+            self._gate.note(outcome.proposer, outcome.accepted, outcome.matched, tokens)
 
     def wants_offers(self) -> NDArray[np.bool_]:
         """The lookups that are worth their time, the others now and then."""
@@ -132,6 +127,7 @@ class Goodput(Policy[GoodputOptions]):
         self._gains = np.zeros_like(hazards)
         self._limits = np.zeros((p, n), dtype=np.int16)
         self._stale = np.zeros((p, n))
+        self._weights = np.ones(n)
         self._chosen = Allocation.empty(p, n)
 
     def _prices(self, view: View, draft: Float64Array) -> Prices:
@@ -157,11 +153,13 @@ class Goodput(Policy[GoodputOptions]):
             latency_gains(hazards, limits, share, np.ones(view.requests), gains)
         else:
             throughput_gains(hazards, limits, share, gains)
-            rate = self._rate.tokens_per_second(view.requests, view.plain_seconds)
+            weights = self._weights
+            rate = self._rate.tokens_per_second(view.workloads, view.plain_seconds, weights)
+            weigh(gains, limits, weights)
         if self.options.objective == "slo":
             weights = np.clip(view.behind**_URGENCY, _LEAST_WEIGHT, _MOST_WEIGHT)
             weights[view.behind == 0.0] = 1.0
-            gains = gains * weights[:, None, None].astype(np.float32)
+            weigh(gains, limits, weights)
             base_value = float(weights.sum())
             rate *= base_value / max(view.requests, 1)
         if hold and rate > 0.0 and self._appended.any:
