@@ -109,9 +109,11 @@ def test_the_profile_and_the_figures_of_a_whole_run(tuned: tuple[TuneOptions, bo
     assert set(found.workloads) == {"copy", "chat"}
     if with_draft:
         rates = found.workloads["chat"].proposers["draft_model"]
-        # but in the first position, whose token comes with the prompt: 10 tokens in 5 or 6 steps
-        assert rates.accepted[0] > 0.5
-        assert max(rates.accepted) > 2.0
+        # but in the first position, whose token comes with the prompt: 10 tokens in 5 or 6 steps.
+        # (Where the final kept a draft stop, which is a matter of times, less is drafted.)
+        if not found.proposers["draft_model"].min_confidence:
+            assert rates.accepted[0] > 0.5
+            assert max(rates.accepted) > 2.0
     assert options.json_path is not None
     figures = json.loads(options.json_path.read_text())
     assert {each["requests"] for each in figures["surface"]} == {1, 2}
