@@ -95,6 +95,8 @@ def test_a_saturated_service_is_off_above(server: Running, tmp_path: Path) -> No
         tmp_path,
         prompts,
     )
-    assert found["verdict"]["kind"] == "off-above", found["verdict"]
+    # Whether the few right drafts pay at one running request is a matter of this machine's step
+    # times: "no" if not even there. Here, with all slots taken, they never do.
+    assert found["verdict"]["kind"] in ("off-above", "no"), found["verdict"]
     assert found["crossover"]["off_from"] <= found["levels"][0]["running"]
     assert found["levels"][0]["server"]["waiting"] > 0
