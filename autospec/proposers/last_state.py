@@ -1,4 +1,4 @@
-"""The target's last hidden state of every slot, all that some heads need."""
+"""The target's last hidden state of every slot, and what heads that need no more have in common."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from autospec.engine.drafting import Kept
+from autospec.engine.cache import SlotCache
+from autospec.engine.drafting import DraftTask, Kept
 from autospec.engine.model import CausalModel
+from autospec.errors import ModelError
 from autospec.proposers.base import History
-from autospec.records import Int32Array
+from autospec.proposers.checkpoint import Checkpoint
+from autospec.proposers.drawing import Drawing
+from autospec.records import Int32Array, Kind, ProposerInfo
 
 
 class LastStates:
@@ -48,3 +52,75 @@ class LastStates:
     def memory_bytes(self) -> int:
         """Bytes of all states."""
         return self._states.nbytes
+
+
+class LastStateProposer:
+    """A head that drafts from the target's last hidden state alone.
+
+    Every step leaves that state behind, whoever drafted: there is never anything to catch up on.
+    Subclasses load their weights in ``attach`` and draft.
+    """
+
+    hidden_layers: tuple[int, ...] = (-1,)
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        kind: Kind,
+        made_for: int,
+        *,
+        max_k: int | None,
+        min_confidence: float,
+        name: str,
+    ) -> None:
+        """``max_k`` None takes all ``made_for`` tokens of the head. Raises ModelError."""
+        if not 0.0 <= min_confidence <= 1.0:
+            raise ModelError(f"{name}: min_confidence is {min_confidence}; it must be from 0 to 1")
+        if max_k is not None and not 1 <= max_k <= made_for:
+            raise ModelError(
+                f"{name}: max_k is {max_k}; {checkpoint.folder} drafts from 1 to {made_for} tokens"
+            )
+        self.info = ProposerInfo(name, kind, max_k or made_for, needs_state=True)
+        self._checkpoint = checkpoint
+        self._min_confidence = min_confidence
+        self._vocab_size = 0
+        self._states: LastStates | None = None
+
+    def attach(self, target: CausalModel, cache: SlotCache) -> None:
+        """Make room for the states of a target. Subclasses load their weights first."""
+        self._vocab_size = target.vocab_size
+        self._states = LastStates(cache.slots, target)
+
+    def reset(self, slot: int) -> None:
+        """Forget the slot's last request."""
+        self._own_states.reset(slot)
+
+    def stale_tokens(self, history: History, slots: Int32Array) -> Int32Array:
+        """Always 0: the last hidden state is kept while others draft."""
+        return np.zeros(len(slots), dtype=np.int32)
+
+    def memory_bytes(self) -> int:
+        """Bytes of the hidden states that are kept."""
+        return self._own_states.memory_bytes()
+
+    def commit(self, kept: Kept, history: History) -> None:
+        """Keep the hidden state of each slot's last fed token."""
+        self._own_states.keep(kept)
+
+    def _begin(self, task: DraftTask, vocabulary: torch.Tensor | None) -> Drawing:
+        """Draws up to ``task.k`` tokens for the rows whose state is known."""
+        wanted = np.minimum(task.k, self.info.max_k).astype(np.int64)
+        wanted[~self._own_states.known(task.history, task.slots)] = 0
+        return Drawing(
+            task,
+            wanted,
+            self._vocab_size,
+            min_confidence=self._min_confidence,
+            vocabulary=vocabulary,
+        )
+
+    @property
+    def _own_states(self) -> LastStates:
+        if self._states is None:
+            raise ModelError(f"{self.info.name}: used before it was attached to a target")
+        return self._states

@@ -12,27 +12,21 @@ import torch
 from torch.nn.functional import linear
 
 from autospec.engine.cache import SlotCache
-from autospec.engine.drafting import DraftTask, Kept, ModelDrafts
+from autospec.engine.drafting import DraftTask, ModelDrafts
 from autospec.engine.model import CausalModel
-from autospec.errors import ModelError
-from autospec.proposers.base import History
 from autospec.proposers.checkpoint import Checkpoint
-from autospec.proposers.drawing import Drawing
-from autospec.proposers.last_state import LastStates
+from autospec.proposers.last_state import LastStateProposer
 from autospec.proposers.medusa_folder import MedusaHeads, num_heads, read_medusa
-from autospec.records import Int32Array, ProposerInfo
 
 NAME = "medusa"
 
 
-class MedusaProposer:
+class MedusaProposer(LastStateProposer):
     """Drafts token ``j`` with head ``j``; no head knows what the others drew.
 
     Tokens are chosen as ``Drawing`` says. As only the last hidden state is needed, which every step
     leaves behind, there is never anything to catch up on.
     """
-
-    hidden_layers: tuple[int, ...] = (-1,)
 
     def __init__(
         self,
@@ -43,19 +37,15 @@ class MedusaProposer:
         name: str = NAME,
     ) -> None:
         """``max_k`` None takes all heads. Raises ModelError."""
-        if not 0.0 <= min_confidence <= 1.0:
-            raise ModelError(f"{name}: min_confidence is {min_confidence}; it must be from 0 to 1")
-        count = num_heads(checkpoint)
-        if max_k is not None and not 1 <= max_k <= count:
-            raise ModelError(
-                f"{name}: max_k is {max_k}; {checkpoint.folder} drafts from 1 to {count} tokens"
-            )
-        self.info = ProposerInfo(name, "parallel", max_k or count, needs_state=True)
-        self._checkpoint = checkpoint
-        self._min_confidence = min_confidence
-        self._vocab_size = 0
+        super().__init__(
+            checkpoint,
+            "parallel",
+            num_heads(checkpoint),
+            max_k=max_k,
+            min_confidence=min_confidence,
+            name=name,
+        )
         self._heads: MedusaHeads | None = None
-        self._states: LastStates | None = None
 
     @classmethod
     def load(
@@ -67,34 +57,13 @@ class MedusaProposer:
     def attach(self, target: CausalModel, cache: SlotCache) -> None:
         """Load the weights beside the target's. Raises ModelError where they do not fit it."""
         self._heads = read_medusa(self._checkpoint, target)
-        self._vocab_size = target.vocab_size
-        self._states = LastStates(cache.slots, target)
-
-    def reset(self, slot: int) -> None:
-        """Forget the slot's last request."""
-        self._own_states.reset(slot)
-
-    def stale_tokens(self, history: History, slots: Int32Array) -> Int32Array:
-        """Always 0: the last hidden state is kept while others draft."""
-        return np.zeros(len(slots), dtype=np.int32)
-
-    def memory_bytes(self) -> int:
-        """Bytes of the hidden states that are kept."""
-        return self._own_states.memory_bytes()
+        super().attach(target, cache)
 
     def draft(self, task: DraftTask) -> ModelDrafts:
         """Draft up to ``task.k`` tokens for each row that wants any."""
         states, heads = self._own_states, self._heads
         assert heads is not None
-        wanted = np.minimum(task.k, self.info.max_k).astype(np.int64)
-        wanted[~states.known(task.history, task.slots)] = 0
-        drawing = Drawing(
-            task,
-            wanted,
-            self._vocab_size,
-            min_confidence=self._min_confidence,
-            vocabulary=heads.token_ids,
-        )
+        drawing = self._begin(task, heads.token_ids)
         rows = drawing.active(0)
         with torch.inference_mode():
             outputs = heads.blocks(states.take(task.slots[rows]), drawing.width)
@@ -106,13 +75,3 @@ class MedusaProposer:
                 logits = linear(output.index_select(0, kept), heads.rows[depth])
                 drawing.choose(depth, active, logits)
         return drawing.drafts()
-
-    def commit(self, kept: Kept, history: History) -> None:
-        """Keep the hidden state of each slot's last fed token."""
-        self._own_states.keep(kept)
-
-    @property
-    def _own_states(self) -> LastStates:
-        if self._states is None:
-            raise ModelError(f"{self.info.name}: used before it was attached to a target")
-        return self._states

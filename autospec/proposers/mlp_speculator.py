@@ -8,13 +8,10 @@ import numpy as np
 import torch
 
 from autospec.engine.cache import SlotCache
-from autospec.engine.drafting import DraftTask, Kept, ModelDrafts
+from autospec.engine.drafting import DraftTask, ModelDrafts
 from autospec.engine.model import CausalModel, token_tensor
-from autospec.errors import ModelError
-from autospec.proposers.base import History
 from autospec.proposers.checkpoint import Checkpoint
-from autospec.proposers.drawing import Drawing
-from autospec.proposers.last_state import LastStates
+from autospec.proposers.last_state import LastStateProposer
 from autospec.proposers.mlp_folder import (
     PUBLISHED,
     architecture,
@@ -23,12 +20,11 @@ from autospec.proposers.mlp_folder import (
     steps_of,
 )
 from autospec.proposers.mlp_network import MlpNetwork, SharedDrafter
-from autospec.records import Int32Array, ProposerInfo
 
 NAME = "mlp_speculator"
 
 
-class MlpSpeculatorProposer:
+class MlpSpeculatorProposer(LastStateProposer):
     """Drafts token by token: each step takes the state of the step before and the token it drew.
 
     Tokens are chosen as ``Drawing`` says. A draft needs nothing but the target's last hidden state,
@@ -36,8 +32,6 @@ class MlpSpeculatorProposer:
     Two kinds of folder are read: published MLP speculators and those of ``autospec
     train-proposer``, which draft over frequent tokens through the target's own output rows.
     """
-
-    hidden_layers: tuple[int, ...] = (-1,)
 
     def __init__(
         self,
@@ -48,19 +42,15 @@ class MlpSpeculatorProposer:
         name: str = NAME,
     ) -> None:
         """``max_k`` None takes all steps that the head was made for. Raises ModelError."""
-        if not 0.0 <= min_confidence <= 1.0:
-            raise ModelError(f"{name}: min_confidence is {min_confidence}; it must be from 0 to 1")
-        made_for = steps_of(checkpoint)
-        if max_k is not None and not 1 <= max_k <= made_for:
-            raise ModelError(
-                f"{name}: max_k is {max_k}; {checkpoint.folder} drafts from 1 to {made_for} tokens"
-            )
-        self.info = ProposerInfo(name, "sequential", max_k or made_for, needs_state=True)
-        self._checkpoint = checkpoint
-        self._min_confidence = min_confidence
-        self._vocab_size = 0
+        super().__init__(
+            checkpoint,
+            "sequential",
+            steps_of(checkpoint),
+            max_k=max_k,
+            min_confidence=min_confidence,
+            name=name,
+        )
         self._network: MlpNetwork | None = None
-        self._states: LastStates | None = None
 
     @classmethod
     def load(
@@ -77,34 +67,13 @@ class MlpSpeculatorProposer:
         else:
             network, token_ids = read_shared(checkpoint, target)
             self._network = SharedDrafter(network, target, token_ids)
-        self._vocab_size = target.vocab_size
-        self._states = LastStates(cache.slots, target)
-
-    def reset(self, slot: int) -> None:
-        """Forget the slot's last request."""
-        self._own_states.reset(slot)
-
-    def stale_tokens(self, history: History, slots: Int32Array) -> Int32Array:
-        """Always 0: the last hidden state is kept while others draft."""
-        return np.zeros(len(slots), dtype=np.int32)
-
-    def memory_bytes(self) -> int:
-        """Bytes of the hidden states that are kept."""
-        return self._own_states.memory_bytes()
+        super().attach(target, cache)
 
     def draft(self, task: DraftTask) -> ModelDrafts:
         """Draft up to ``task.k`` tokens for each row that wants any."""
         states, network = self._own_states, self._network
         assert network is not None
-        wanted = np.minimum(task.k, self.info.max_k).astype(np.int64)
-        wanted[~states.known(task.history, task.slots)] = 0
-        drawing = Drawing(
-            task,
-            wanted,
-            self._vocab_size,
-            min_confidence=self._min_confidence,
-            vocabulary=network.token_ids,
-        )
+        drawing = self._begin(task, network.token_ids)
         active = drawing.active(0)
         slots = task.slots[active]
         tokens = task.history.tokens[slots, task.history.lengths[slots] - 1]
@@ -122,13 +91,3 @@ class MlpSpeculatorProposer:
                     break
                 tokens = drawing.tokens[active, depth]
         return drawing.drafts()
-
-    def commit(self, kept: Kept, history: History) -> None:
-        """Keep the hidden state of each slot's last fed token."""
-        self._own_states.keep(kept)
-
-    @property
-    def _own_states(self) -> LastStates:
-        if self._states is None:
-            raise ModelError(f"{self.info.name}: used before it was attached to a target")
-        return self._states
