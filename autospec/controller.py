@@ -505,13 +505,13 @@ class Controller:
             accepted,
             committed,
         )
-        worth_verifying = verified
+        worth, right = verified, accepted
         if record.is_trimmed and plan.mode == "probe":  # as if it had been trimmed
-            worth_verifying = np.minimum(verified, record.kept)
+            worth = np.minimum(verified, record.kept)
+            right = np.minimum(accepted, worth)
         drifts = self.learned.ahead.learn(
             record.slots, record.workloads, record.token_buckets, record.known, plan.proposer,
-            worth_verifying, np.minimum(accepted, worth_verifying), committed, matched,
-            record.offer_lengths,
+            worth, right, committed, matched, record.offer_lengths,
             record.bins, record.hazards, plan.k, record.drafted,
             record.draft_hazards if record.is_trimmed else record.hazards,
         )  # fmt: skip
