@@ -26,7 +26,7 @@ from autospec.tune.embedded import Course, Models, model_settings, record_all, r
 from autospec.tune.final import PLAIN, UNTUNED, Verdict
 from autospec.tune.meter import Meter
 from autospec.tune.on_traces import finish
-from autospec.tune.outcome import make_tuning, with_figures
+from autospec.tune.outcome import make_tuning
 from autospec.tune.rates import measure_rates
 from autospec.tune.state import State, save_state, state_path, trace_path
 from autospec.tune.surface import design, fit, time_design
@@ -94,10 +94,7 @@ def tune_on_engine(
     served = course.learned.get(verdict.arm)
     if served is not None:
         profile = merge(profile, served)
-    rates, _ = measure_rates((*data.tuning, *data.held_out), chosen.proposers, data.bed.confidence)
-    tuning = make_tuning(options, data, chosen, verdict, rates, data.bed.info.device)
-    profile = with_figures(replace(profile, tuned=tuning), options.loads, state.rounds, verdict.arm)
-    finish(options, tuner, verdict, profile, console)
+    finish(options, tuner, data, chosen, verdict, profile, console)
     trace_path(options.out).unlink(missing_ok=True)
     return 0
 

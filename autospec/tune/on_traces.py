@@ -22,6 +22,7 @@ from autospec.tune.state import state_path
 from autospec.tune.traced import Bed, proposers_of
 from autospec.tune.tuner import (
     Data,
+    Setting,
     TracedFinal,
     TuneOptions,
     Tuner,
@@ -69,17 +70,25 @@ def tune_on_traces(
             tuner.save()
             console.print("interrupted: the same command goes on from here", markup=False)
             return 1
-    rates, _ = measure_rates((*data.tuning, *data.held_out), chosen.proposers)
-    tuning = make_tuning(options, data, chosen, verdict, rates, data.bed.info.device)
-    profile = with_figures(replace(profile, tuned=tuning), options.loads, state.rounds, verdict.arm)
-    finish(options, tuner, verdict, profile, console)
+    finish(options, tuner, data, chosen, verdict, profile, console)
     return 0
 
 
 def finish(
-    options: TuneOptions, tuner: Tuner, verdict: Verdict, profile: Profile, console: Console
+    options: TuneOptions,
+    tuner: Tuner,
+    data: Data,
+    chosen: Setting,
+    verdict: Verdict,
+    profile: Profile,
+    console: Console,
 ) -> None:
-    """Save the profile and the figures, show them, and drop the state."""
+    """Add what was found to the learned profile, save it and the figures, and drop the state."""
+    rates, _ = measure_rates((*data.tuning, *data.held_out), chosen.proposers, data.bed.confidence)
+    tuning = make_tuning(options, data, chosen, verdict, rates, data.bed.info.device)
+    profile = with_figures(
+        replace(profile, tuned=tuning), options.loads, tuner.state.rounds, verdict.arm
+    )
     save_profile(options.out, profile)
     figures = document(options, tuner.state, tuner.space, verdict, profile)
     if options.json_path is not None:
