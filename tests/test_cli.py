@@ -3,10 +3,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from rich.text import Text
+from typer.main import get_command
 
 from autospec import __version__, cli
 from autospec.errors import EngineError, MissingDependency, ModelError
@@ -69,6 +73,25 @@ def test_help_lists_every_command_with_one_line(command: Command) -> None:
     }
     names |= {str(group.name) for group in cli.app.app.registered_groups}
     assert {name for name, _ in listed} == names
+
+
+def parameters(command: Any) -> Iterator[Any]:
+    for each in getattr(command, "commands", {}).values():
+        yield from parameters(each)
+    yield from command.params
+
+
+def test_help_shows_every_word_that_was_written() -> None:
+    """Rich takes what is in brackets for its own markup and shows nothing."""
+    texts = [each.help for each in parameters(get_command(cli.app.app)) if each.help]
+    assert len(texts) > 100
+    assert [text for text in texts if Text.from_markup(text).plain != text] == []
+
+
+def test_defaults_that_are_worked_out_are_told(command: Command) -> None:
+    assert command("replay", "--help") == 0
+    for default in ("default", "1,8,32,128 without --rate", "one per core"):
+        assert f"[default: ({default})]" in command.out
 
 
 def test_version(command: Command) -> None:

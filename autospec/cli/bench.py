@@ -9,6 +9,9 @@ import typer
 
 from autospec.cli.app import app
 from autospec.cli.options import (
+    Device,
+    DraftFolder,
+    Dtype,
     HeadPaths,
     JournalPath,
     JsonPath,
@@ -17,19 +20,18 @@ from autospec.cli.options import (
     ProfilePath,
     ReportPath,
     Seed,
+    TargetFolder,
     extra,
 )
 
 
 @app.command()
 def bench(
-    target: Annotated[Path, typer.Option(metavar="FOLDER", help="Model folder.")],
+    target: TargetFolder,
     prompts: Annotated[
         Path, typer.Option(metavar="FILE.jsonl", help='Lines of {"id", "workload", "prompt"}.')
     ],
-    draft: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Draft model with the same vocabulary.")
-    ] = None,
+    draft: DraftFolder = None,
     head: HeadPaths = None,
     policy: PolicyName = "default",
     loads: Annotated[str, typer.Option(help="Numbers of running requests.")] = "1,4,16",
@@ -56,8 +58,8 @@ def bench(
     profile: ProfilePath = None,
     journal: JournalPath = None,
     metrics_port: MetricsPort = None,
-    dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
     seed: Seed = 0,
 ) -> None:
     """Compare plain, fixed and adaptive on your model and prompts."""

@@ -11,6 +11,11 @@ import typer
 
 from autospec.errors import MissingDependency
 
+TargetFolder = Annotated[Path, typer.Option("--target", metavar="FOLDER", help="Model folder.")]
+DraftFolder = Annotated[
+    Path | None,
+    typer.Option("--draft", metavar="FOLDER", help="Draft model with the same vocabulary."),
+]
 PolicyName = Annotated[
     str, typer.Option("--policy", metavar="NAME_OR_FILE", help="Policy of the adaptive arm.")
 ]
@@ -34,6 +39,8 @@ JournalPath = Annotated[
 MetricsPort = Annotated[
     int | None, typer.Option(min=1, max=65535, help="Serve /metrics on this port meanwhile.")
 ]
+Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling and of the policy.")]
 
 

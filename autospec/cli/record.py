@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from autospec.cli.app import app
-from autospec.cli.options import extra
+from autospec.cli.options import Device, Dtype, TargetFolder, extra
 
 
 @app.command()
 def record(
-    target: Annotated[Path, typer.Option(metavar="FOLDER", help="Model folder.")],
+    target: TargetFolder,
     prompts: Annotated[
         Path, typer.Option(metavar="FILE.jsonl", help='Lines of {"id", "workload", "prompt"}.')
     ],
@@ -28,8 +28,8 @@ def record(
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
     concurrency: Annotated[int, typer.Option(min=1, help="Running requests.")] = 4,
     stop_at_eos: Annotated[bool, typer.Option(help="Let answers end by themselves.")] = True,
-    dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
 ) -> None:
     """Record a trace of your model and prompts, to be replayed."""
     with extra("engine"):

@@ -21,13 +21,13 @@ def replay(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME_OR_FILE", help="Policy to run; may be repeated.  [default: default]"
+            metavar="NAME_OR_FILE", help="Policy to run; may be repeated.", show_default="default"
         ),
     ] = None,
     concurrency: Annotated[
         str | None,
         typer.Option(
-            help="Running requests of closed loops.  [default: 1,8,32,128 without --rate]"
+            help="Running requests of closed loops.", show_default="1,8,32,128 without --rate"
         ),
     ] = None,
     requests: Annotated[
@@ -58,7 +58,7 @@ def replay(
         bool, typer.Option(help="Also find the best fixed choice and the clairvoyant one.")
     ] = True,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes.  [default: one per core]")
+        int | None, typer.Option(min=1, help="Processes.", show_default="one per core")
     ] = None,
     json_path: JsonPath = None,
     report: ReportPath = None,

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from autospec.cli.app import app
-from autospec.cli.options import HeadPaths, JournalPath, PolicyName, ProfilePath, Seed, extra
+from autospec.cli.options import (
+    Device,
+    DraftFolder,
+    Dtype,
+    HeadPaths,
+    JournalPath,
+    PolicyName,
+    ProfilePath,
+    Seed,
+    TargetFolder,
+    extra,
+)
 
 
 @app.command()
 def serve(
-    target: Annotated[Path, typer.Option(metavar="FOLDER", help="Model folder.")],
-    draft: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Draft model with the same vocabulary.")
-    ] = None,
+    target: TargetFolder,
+    draft: DraftFolder = None,
     head: HeadPaths = None,
     policy: PolicyName = "default",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -33,8 +41,8 @@ def serve(
     ] = 2048,
     profile: ProfilePath = None,
     journal: JournalPath = None,
-    dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
     seed: Seed = 0,
 ) -> None:
     """Serve a model over an OpenAI-compatible API, adapting."""

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from autospec.cli.app import app
-from autospec.cli.options import Seed, extra
+from autospec.cli.options import Device, Dtype, Seed, TargetFolder, extra
 
 
 @app.command("train-proposer")
 def train_proposer(
-    target: Annotated[Path, typer.Option(metavar="FOLDER", help="Model folder.")],
+    target: TargetFolder,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the head goes.")],
     kind: Annotated[str, typer.Option(help="mlp_speculator, medusa or eagle.")] = "mlp_speculator",
     data: Annotated[
@@ -36,8 +36,8 @@ def train_proposer(
     batch: Annotated[int, typer.Option(min=1, help="Positions of a step.")] = 1024,
     learning_rate: Annotated[float, typer.Option(min=0.0)] = 1e-3,
     slots: Annotated[int, typer.Option(min=1, help="Requests recorded at a time.")] = 64,
-    dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
     seed: Seed = 0,
 ) -> None:
     """Train a proposer for your model, from what the model itself says.

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from autospec.cli.app import app
-from autospec.cli.options import JsonPath, ReportPath, Seed, extra
+from autospec.cli.options import DraftFolder, Dtype, HeadPaths, JsonPath, ReportPath, Seed, extra
 
 
 @app.command()
@@ -25,13 +25,8 @@ def tune(
         Path | None,
         typer.Option(metavar="FILE.jsonl", help='Lines of {"id", "workload", "prompt"}.'),
     ] = None,
-    draft: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Draft model with the same vocabulary.")
-    ] = None,
-    head: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FOLDER", help="Head on the target; may be repeated."),
-    ] = None,
+    draft: DraftFolder = None,
+    head: HeadPaths = None,
     traces: Annotated[
         list[Path] | None,
         typer.Option(metavar="TRACE.jsonl", help="Recorded requests; may be repeated."),
@@ -51,7 +46,7 @@ def tune(
     max_tokens: Annotated[int, typer.Option(min=8, help="Most tokens of an answer.")] = 96,
     json_path: JsonPath = None,
     report: ReportPath = None,
-    dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
+    dtype: Dtype = "auto",
     device: Annotated[
         str, typer.Option(help="cpu, cuda, cuda:1, ...; vllm takes its own.")
     ] = "cpu",
