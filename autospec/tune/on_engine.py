@@ -21,13 +21,14 @@ from autospec.profile import Profile, Statistics, merge
 from autospec.prompts import Prompt, read_prompts
 from autospec.proposers.settings import LOOKUP_DEFAULTS
 from autospec.records import Float32Array, ProposerInfo
-from autospec.trace import TraceRequest, read_traces, write_traces
+from autospec.trace import TraceRequest
 from autospec.tune.embedded import Course, Models, model_settings, record_all, requests_of
 from autospec.tune.final import PLAIN, UNTUNED, Verdict
 from autospec.tune.meter import Meter
 from autospec.tune.on_traces import finish
 from autospec.tune.outcome import make_tuning
 from autospec.tune.rates import measure_rates
+from autospec.tune.recorded import read_recorded, write_recorded
 from autospec.tune.state import State, save_state, state_path, trace_path
 from autospec.tune.surface import design, fit, time_design
 from autospec.tune.traced import Bed
@@ -127,7 +128,7 @@ def _measure(
     model = StepCost(infos, models.info)
     model.load(step)
     meter.show("decoding the prompts once")
-    traces, confidence = _recorded(options, models, requests)
+    traces, confidence = _recorded(options, models, requests, state)
     settings: dict[str, ProposerSettings] = {**LOOKUP_DEFAULTS, **model_settings(proposers)}
     if not state.lookup_seconds:
         _, state.lookup_seconds = measure_rates(traces, LOOKUP_DEFAULTS)
@@ -144,16 +145,16 @@ def _measure(
 
 
 def _recorded(
-    options: TuneOptions, models: Models, requests: Sequence[GenerationRequest]
+    options: TuneOptions, models: Models, requests: Sequence[GenerationRequest], state: State
 ) -> tuple[tuple[TraceRequest, ...], Mapping[str, Mapping[str, Float32Array]]]:
-    """Traces of an earlier run where no model drafts; else new ones, with models' confidences."""
-    path = trace_path(options.out)
+    """This run's earlier traces where no model drafts; else new ones, with models' confidences."""
     alone = models.draft is None and not models.heads
-    if alone and path.exists():
-        return read_traces([path]), {}
+    earlier = read_recorded(options.out, state) if alone else None
+    if earlier is not None:
+        return earlier, {}
     traces, confidence = record_all(models, requests, _RECORD_CONCURRENCY)
     if alone:
-        write_traces(path, traces)
+        write_recorded(options.out, state, traces)
     return traces, confidence
 
 

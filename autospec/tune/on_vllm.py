@@ -29,11 +29,12 @@ from autospec.errors import EngineError, InputError, ModelError
 from autospec.profile import Profile, Statistics, merge
 from autospec.prompts import Prompt, read_prompts
 from autospec.records import EngineInfo, ProposerInfo
-from autospec.trace import TraceRequest, read_traces, write_traces
+from autospec.trace import TraceRequest
 from autospec.tune.final import PLAIN, UNTUNED, Verdict
 from autospec.tune.meter import Meter
 from autospec.tune.on_traces import finish
 from autospec.tune.outcome import make_tuning
+from autospec.tune.recorded import read_recorded, write_recorded
 from autospec.tune.state import State, save_state, state_path, trace_path
 from autospec.tune.traced import Bed, interleaved
 from autospec.tune.tuner import (
@@ -176,13 +177,11 @@ def _measure(
     scratch: Path,
 ) -> tuple[Data, Statistics]:
     """The recorded requests and the step cost, or what an earlier run had of them."""
-    path = trace_path(options.out)
-    if state.cost is None or not path.exists():
+    traces = read_recorded(options.out, state)
+    if traces is None:
         meter.show("decoding the prompts once")
         traces = record(engine, calls.values(), max(options.loads))
-        write_traces(path, traces)
-    else:
-        traces = read_traces([path])
+        write_recorded(options.out, state, traces)
     tuning, held_out = split(traces, options.seed)
     if state.cost is None:
         fresh = step_statistics(

@@ -14,7 +14,7 @@ from autospec.errors import InputError
 from autospec.tune.search import Trial
 
 FORMAT = "autospec-tune-state"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(slots=True)
@@ -38,6 +38,8 @@ class State:
     cost: dict[str, Any] | None = None
     """Sums of the step cost, once the surface was measured."""
     lookup_seconds: dict[str, float] = field(default_factory=dict)
+    traces: str = ""
+    """SHA-256 of the file of recorded requests, empty without one."""
 
 
 def state_path(out: Path) -> Path:
@@ -98,6 +100,7 @@ def _read(document: Mapping[str, Any]) -> State:
         document["surface"],
         document["cost"],
         document["lookup_seconds"],
+        document["traces"],
     )
 
 

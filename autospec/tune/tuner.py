@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from autospec.config import load_settings
 from autospec.errors import AutoSpecError, InputError
 from autospec.profile import Profile, merge
 from autospec.prompts import DEFAULT_WORKLOAD
@@ -140,9 +141,12 @@ def fingerprint(options: TuneOptions, digest: str) -> str:
         "draft": None if options.draft is None else options.draft.name,
         "heads": [head.name for head in options.heads],
         "requests": digest,
+        "cost": None if options.cost is None else digest_of([options.cost]),
         "loads": options.loads,
-        "policy": options.policy,
+        "policy": load_settings(options.policy).model_dump_json(),
         "max_tokens": options.max_tokens,
+        "dtype": options.dtype,
+        "device": options.device,
         "seed": options.seed,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

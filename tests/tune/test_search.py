@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,12 @@ from autospec.errors import InputError
 from autospec.proposers.settings import LOOKUP_DEFAULTS
 from autospec.tune.budget import Budget, parse_budget, parse_loads
 from autospec.tune.final import PLAIN, UNTUNED, bounds, interval, judge
+from autospec.tune.recorded import read_recorded, write_recorded
 from autospec.tune.search import REPLICATES, Trial, next_point, noise_variance, standing
 from autospec.tune.space import Point, Value, make_space
-from autospec.tune.state import Round, State, load_state, save_state
+from autospec.tune.state import Round, State, load_state, save_state, state_path, trace_path
+from autospec.tune.tuner import TuneOptions, fingerprint
+from tests.tune.made_traces import made_requests
 
 SPACE = make_space(LOOKUP_DEFAULTS, (1, 4), with_confidence=False)
 
@@ -140,6 +144,37 @@ def test_a_state_is_the_same_after_a_round_trip(tmp_path: Path) -> None:
     assert load_state(path, "f") == state
     assert load_state(path, "another run") == State("another run")
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_recorded_requests_of_another_run_are_not_taken(tmp_path: Path) -> None:
+    out, mine, other = tmp_path / "p.json", State("mine"), State("other")
+    assert read_recorded(out, mine) is None
+    write_recorded(out, mine, made_requests(2))
+    kept = read_recorded(out, mine)
+    assert kept is not None
+    assert [each.id for each in kept] == [each.id for each in made_requests(2)]
+    assert read_recorded(out, other) is None
+    write_recorded(out, other, made_requests(4))
+    assert read_recorded(out, mine) is None  # another run has written over it
+    save_state(state_path(out), other)
+    trace_path(out).write_text(trace_path(out).read_text()[:-1])  # cut off in the middle
+    assert read_recorded(out, load_state(state_path(out), "other")) is None
+
+
+def test_whatever_changes_the_figures_makes_another_run(tmp_path: Path) -> None:
+    cost, policy = tmp_path / "cost.yaml", tmp_path / "policy.yaml"
+    cost.write_text("shape: packed")
+    policy.write_text("version: 1")
+    options = TuneOptions(tmp_path / "p.json", cost=cost, policy=str(policy))
+    seen = {fingerprint(options, "digest")}
+    for change in ({"loads": (2,)}, {"dtype": "float32"}, {"max_tokens": 9}, {"seed": 1}):
+        seen.add(fingerprint(replace(options, **change), "digest"))
+    cost.write_text("shape: padded")
+    seen.add(fingerprint(options, "digest"))
+    policy.write_text("version: 1\nmax_k: 3")
+    seen.add(fingerprint(options, "digest"))
+    assert len(seen) == 7
+    assert fingerprint(replace(options, budget=5.0, trials=9), "digest") in seen
 
 
 def test_a_file_that_is_no_state_is_left_alone(tmp_path: Path) -> None:
