@@ -11,11 +11,10 @@ import pytest
 from rich.console import Console
 
 from tests.adapters.vllm_engines import VOCABULARY, generate, prompts, steering_of, target
+from tests.word_folders import word_tokenizer
 
 pytest.importorskip("skopt")
 
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 from vllm import LLM
 
 from autospec.adapters.vllm import configure
@@ -42,10 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The random target, with a word for every token."""
     path = tmp_path_factory.mktemp("tune") / "model"
     shutil.copytree(target(), path)
-    words = {f"w{number}": number for number in range(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(path)
+    word_tokenizer(VOCABULARY).save_pretrained(path)
     return path
 
 

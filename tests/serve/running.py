@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 import uvicorn
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from autospec.bench import kept_settings
 from autospec.config import load_settings
 from autospec.engine.model import CausalModel
 from autospec.serve.app import Service
 from autospec.serve.server import ServeOptions, listen, make_service, server_config
+from tests.word_folders import word_tokenizer
 
 WORDS = 96
 CONTEXT = 2048
@@ -55,12 +55,9 @@ def save_tiny_model(
             if not attends and "o_proj" in name:
                 parameter.zero_()
     model.save_pretrained(path)
-    words = {f"w{number}": number for number in range(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0")
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(path)
+    tokenizer = word_tokenizer(WORDS)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(path)
 
 
 @dataclass(frozen=True, slots=True)

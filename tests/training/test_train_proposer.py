@@ -12,8 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from autospec.engine.decoder import Decoder
 from autospec.engine.model import CausalModel
@@ -26,6 +25,7 @@ from autospec.training.fit import Report
 from autospec.training.material import gather
 from autospec.training.view import View
 from tests.engine.tiny_models import ScriptedController
+from tests.word_folders import word_tokenizer
 
 WORDS = 40
 
@@ -53,10 +53,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 parameter.normal_(0.0, 1.0 if outer else 0.12)
     path = tmp_path_factory.mktemp("target")
     model.save_pretrained(path)
-    words = {f"w{number}": number for number in range(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(path)
+    word_tokenizer(WORDS).save_pretrained(path)
     return path
 
 

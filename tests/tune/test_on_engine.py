@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from autospec.arms import Arm, ArmInputs, ArmSpec
 from autospec.config import ProfileSettings, Settings
@@ -25,33 +23,16 @@ from autospec.tune.state import state_path, trace_path
 from autospec.tune.surface import Timing, design, fit, time_design
 from autospec.tune.tuner import TuneOptions
 from autospec.tuned import KCap, ProposerSettings
+from tests.word_folders import save_untrained
 
-WORDS = 60
 SILENT = Console(quiet=True)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that knows sixty words and was never trained."""
-    torch.set_num_threads(1)
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=WORDS,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
     path = tmp_path_factory.mktemp("model")
-    LlamaForCausalLM(config).save_pretrained(path)
-    words = {f"w{number}": number for number in range(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(path)
+    save_untrained(path, 256)
     return path
 
 
