@@ -273,8 +273,8 @@ class Journal:
 
     def _rotate(self) -> None:
         self.path.replace(self.path.with_name(f"{self.path.name}.1"))
-        os.close(self._descriptor)
-        self._descriptor = _open(self.path)
+        full, self._descriptor = self._descriptor, _open(self.path)
+        os.close(full)
         os.write(self._descriptor, self._prologue)
         self._size = len(self._prologue)
 
@@ -284,6 +284,17 @@ class Journal:
             log.error("journal %s switched off: %s", self.path, reason)
             if self._on_failure is not None:
                 self._on_failure()
+
+
+def open_journal(path: Path, max_bytes: int, on_failure: Callable[[], None]) -> Journal | None:
+    """A server's journal. Serving goes on without one that cannot be opened: it is logged, and
+    ``on_failure`` called."""
+    try:
+        return Journal(path, max_bytes, on_failure=on_failure)
+    except InputError as error:
+        log.error("%s; serving goes on without it", error)
+        on_failure()
+        return None
 
 
 def _open(path: Path) -> int:

@@ -28,6 +28,7 @@ READABLE_VERSIONS = (1, 2)
 """Version 1 has no ``tuned``."""
 
 SECONDS_PER_DAY = 86_400.0
+_LOCK_SECONDS = 10.0
 
 Statistics: TypeAlias = Mapping[str, Float64Array]
 """Named arrays that add up: counts, weighted sums. What they mean is their section's layout."""
@@ -204,7 +205,7 @@ def _scaled(statistics: Statistics, weight: float) -> Statistics:
 
 
 def profile_json(profile: Profile) -> str:
-    """The profile as text. Acceptance counts keep 3 decimals, cost sums 12 significant digits.
+    """The profile as text. Acceptance counts keep 3 decimals or 6 digits, cost sums 12 digits.
 
     Raises ProfileError for a statistic that is not finite, or an acceptance count below zero.
     """
@@ -245,7 +246,8 @@ def _nested(value: Any, number: Callable[[float], float]) -> Any:
 
 
 def _count(value: float) -> float:
-    return _short(round(value, 3))
+    """Digits enough that a count which fades a little at every save is not rounded up again."""
+    return _short(round(value, 3) if value >= 100.0 else float(f"{value:.6g}"))
 
 
 def _sum(value: float) -> float:
@@ -441,12 +443,15 @@ def warm_start(
     A file that was not written yet is silent. A damaged one is kept aside as ``.bad``, one that
     was learned on something else stays; either is logged with the reason.
     """
+    profile: Profile | None
     try:
-        profile = load_profile(path)
-        profile.require(identity, acceptance_layout, cost_layout)
-    except CorruptProfile as error:
-        log.warning("starting cold: %s; kept aside as %s", error, _kept_aside(path))
-        return None
+        try:
+            profile = load_profile(path)
+        except CorruptProfile:
+            with _locked(path, _LOCK_SECONDS):  # another process may be putting it right
+                profile = _load_or_set_aside(path)
+        if profile is not None:
+            profile.require(identity, acceptance_layout, cost_layout)
     except ProfileError as error:
         if not isinstance(error.__context__, FileNotFoundError):
             log.warning("starting cold: %s (%s)", error, path)
@@ -474,7 +479,10 @@ def save_profile(path: Path, profile: Profile) -> None:
 
 
 def save_delta(
-    path: Path, delta: Profile, half_life_days: float | None = None, lock_seconds: float = 10.0
+    path: Path,
+    delta: Profile,
+    half_life_days: float | None = None,
+    lock_seconds: float = _LOCK_SECONDS,
 ) -> Profile:
     """Add what was learned since the last save to the file at ``path``; returns what it now holds.
 
@@ -487,11 +495,8 @@ def save_delta(
     with _locked(path, lock_seconds):
         merged = delta
         if path.exists():
-            try:
-                saved = load_profile(path)
-            except CorruptProfile as error:
-                log.warning("%s; kept aside as %s", error, _kept_aside(path))
-            else:
+            saved = _load_or_set_aside(path)
+            if saved is not None:
                 merged = _merged_into(path, saved, delta, half_life_days)
         save_profile(path, merged)
     return merged
@@ -505,6 +510,15 @@ def _merged_into(
         return merge(saved, delta, half_life_days)
     except ProfileMismatch as error:
         raise ProfileMismatch(f"{path}: {error}; save to another path") from None
+
+
+def _load_or_set_aside(path: Path) -> Profile | None:
+    """The profile in a file that nobody else writes now; None if it had to be kept aside."""
+    try:
+        return load_profile(path)
+    except CorruptProfile as error:
+        log.warning("%s; kept aside as %s, starting cold without it", error, _kept_aside(path))
+        return None
 
 
 def _kept_aside(path: Path) -> Path | None:

@@ -21,6 +21,7 @@ from autospec.journal import (
     RestOfStep,
     StepGroup,
     encode_step,
+    open_journal,
     read_journal,
 )
 from autospec.records import Mode, Plan, StepResult
@@ -304,6 +305,43 @@ def test_rotation_keeps_two_readable_files(tmp_path: Path) -> None:
     ids = [step.id for each in ("j.jsonl.1", "j.jsonl") for step in steps_of(tmp_path / each)]
     assert ids == list(range(ids[0], 200))
     assert read_journal(path).runs[0].workloads == {0: "chat"}
+
+
+def test_a_rotation_that_fails_closes_no_file_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "j", max_bytes=100, flush_seconds=60)
+    begin(journal)
+    journal.flush()
+
+    def refuse(path: Path) -> int:
+        raise InputError("no more files")
+
+    monkeypatch.setattr("autospec.journal._open", refuse)
+    write(journal)
+    journal.flush()
+    assert journal.failure == "no more files"
+    others = [(tmp_path / f"other-{number}").open("w") for number in range(8)]
+    journal.close()
+    for other in others:
+        other.write("still open")
+        other.close()
+
+
+@pytest.mark.parametrize("place", ["", "file/j.jsonl", "taken.jsonl"])
+def test_a_server_goes_on_without_a_journal(
+    tmp_path: Path, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    failures: list[str] = []
+    with Journal(tmp_path / "taken.jsonl"):
+        journal = open_journal(tmp_path / place, 1000, lambda: failures.append("failed"))
+    assert journal is None
+    assert failures == ["failed"]
+    assert caplog.text.count("serving goes on without it") == 1
+    good = open_journal(tmp_path / "good.jsonl", 1000, failures.clear)
+    assert good is not None
+    good.close()
 
 
 def test_a_stuck_disk_costs_steps_and_not_memory(

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,7 @@ def test_files_stay_small() -> None:
     each = replace(
         profile(), workloads={f"w{i}": WorkloadProfile(1.0, {"a": statistics}) for i in range(20)}
     )
-    assert len(profile_json(each)) < 20 * 2 * 8 * 16 * 8
+    assert len(profile_json(each)) < 20 * 2 * 8 * 16 * 9
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])
@@ -225,6 +226,15 @@ def test_what_was_saved_fades_before_a_delta_is_added(tmp_path: Path) -> None:
 def save_many(path: str, times: int) -> None:
     for _ in range(times):
         save_delta(Path(path), profile(1.0))
+
+
+def test_small_counts_fade_however_often_they_are_saved() -> None:
+    saved, days = profile(4.0), 2
+    for number in range(1, days * 288 + 1):
+        nothing = profile(0.0, updated=NOW + 300.0 * number)
+        saved = parse_profile(profile_json(merge(saved, nothing, half_life_days=30.0)))
+    successes = saved.workloads["chat"].proposers["ngram"]["successes"]
+    np.testing.assert_allclose(successes, 4.0 * 0.5 ** (days / 30.0), rtol=1e-3)
 
 
 def test_processes_that_save_at_once_lose_nothing(tmp_path: Path) -> None:
@@ -313,6 +323,24 @@ def test_a_corrupt_file_is_kept_aside_and_the_run_starts_cold(
     path.write_bytes(content)
     assert warm_start(path, IDENTITY, *LAYOUTS) is None
     assert (tmp_path / "p.json.bad.1").read_bytes() == content
+
+
+def test_a_file_that_another_process_puts_right_is_not_kept_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "p.json"
+    path.write_text("{")
+
+    @contextlib.contextmanager
+    def after_another(place: Path, seconds: float) -> Iterator[None]:
+        save_profile(place, profile(5.0))
+        yield
+
+    monkeypatch.setattr("autospec.profile._locked", after_another)
+    loaded = warm_start(path, IDENTITY, *LAYOUTS)
+    assert loaded is not None
+    assert_same(loaded, profile(5.0))
+    assert [each.name for each in tmp_path.iterdir()] == ["p.json"]
 
 
 def test_saving_over_a_corrupt_file_keeps_it_aside(tmp_path: Path) -> None:

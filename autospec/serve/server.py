@@ -19,7 +19,7 @@ from autospec.engine.decoder import Decoder
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.errors import AutoSpecError
-from autospec.journal import Journal
+from autospec.journal import open_journal
 from autospec.live import say
 from autospec.metrics import Metrics
 from autospec.phases import ADAPTIVE
@@ -111,11 +111,12 @@ def make_service(
 ) -> Service:
     """The engine with its controller, warmed up and ready to be started."""
     registry = CollectorRegistry()
+    metrics = Metrics(registry)
     journal = None
-    if settings.journal.path is not None:
-        journal = Journal(settings.journal.path, settings.journal.max_bytes)
+    if (path := settings.journal.path) is not None:
+        journal = open_journal(path, settings.journal.max_bytes, metrics.add_journal_failure)
     inputs = ArmInputs(target, draft, options.slots, options.context, options.seed, options.heads)
-    arm = Arm(ArmSpec(ADAPTIVE), inputs, settings, journal=journal, metrics=Metrics(registry))
+    arm = Arm(ArmSpec(ADAPTIVE), inputs, settings, journal=journal, metrics=metrics)
     _warm_up(target)
     engine = EngineLoop(
         arm.decoder, EngineCounters(arm.decoder, registry), max_waiting=options.max_waiting

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from autospec.engine.decoder import Decoder
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
+from autospec.errors import ProfileError
 from autospec.profile import load_profile
 from autospec.serve.server import PortTaken, ServeOptions, listen
 from tests.serve.running import Running, running
@@ -303,6 +304,24 @@ def test_what_was_learned_is_saved_at_the_end(folder: Path, tmp_path: Path) -> N
     assert journal.read_text().count("\n") > 10
     with running(options) as one:
         assert one.service.controller.is_warm
+
+
+def test_it_serves_where_nothing_can_be_kept(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ServeOptions(folder, slots=2, profile=tmp_path, journal=tmp_path, name="mine")
+    with running(options) as one:
+        assert not one.service.controller.is_warm
+        body = {"model": "mine", "prompt": PROMPT, "max_tokens": 20, "temperature": 0}
+        assert httpx2.post(f"{one.url}/completions", json=body).status_code == 200
+        with pytest.raises(ProfileError, match="Is a directory"):
+            one.service.controller.save()
+        metrics = httpx2.get(f"{one.root}/metrics").text
+        assert "autospec_journal_failures_total 1.0" in metrics
+    assert caplog.text.count("serving goes on without it (logged once)") == 1  # the save at the end
+    assert caplog.text.count("cannot be opened: Is a directory; serving goes on without it") == 1
+    registry = one.service.registry
+    assert registry.get_sample_value("autospec_fallbacks_total", {"reason": "save"}) == 1.0
 
 
 def test_a_failing_engine_says_so_and_serves_no_more(

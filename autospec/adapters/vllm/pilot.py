@@ -19,7 +19,7 @@ from autospec.adapters.vllm.slots import NO_SLOT, TokenSlots
 from autospec.config import Settings
 from autospec.controller import Controller
 from autospec.errors import ProfileError
-from autospec.journal import Journal
+from autospec.journal import open_journal
 from autospec.metrics import Metrics
 from autospec.profile import Identity, load_profile
 from autospec.proposers.base import Drafts, LookupProposer
@@ -130,8 +130,10 @@ class Pilot:
         self._failed: set[int] = set()
         self.metrics = Metrics(registry)
         journal = None
-        if settings.journal.path is not None:
-            journal = Journal(settings.journal.path, settings.journal.max_bytes)
+        if (path := settings.journal.path) is not None:
+            journal = open_journal(
+                path, settings.journal.max_bytes, self.metrics.add_journal_failure
+            )
         self.controller = Controller(
             settings, infos, engine, metrics=self.metrics, journal=journal, seed=options.seed
         )
