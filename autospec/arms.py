@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.engine.sampling import SamplingParameters
 from autospec.errors import InputError
+from autospec.feed import Feed
 from autospec.journal import Journal
 from autospec.metrics import Metrics
 from autospec.phases import ADAPTIVE, OFF, PLAIN, BlockResult, Choice
@@ -252,21 +253,27 @@ class Arm:
         load: int,
         show: Callable[[StepView], None] | None = None,
     ) -> Served:
-        """Serve ``requests``, ``load`` of them at a time. Only the decoder's own time counts."""
-        pending = deque(requests)
+        """Serve ``requests``, ``load`` at a time; only the decoder's own time counts.
+
+        The load is held until the last of them ends (see ``Feed``). The tokens of repeats count
+        as well, as far as they came; ``outputs`` are those of the requests themselves.
+        """
+        feed = Feed(requests)
         tap = self._tap
         if tap is not None:
             tap.clear()
-        outputs: dict[str, tuple[int, ...]] = {}
-        tokens_of: Counter[str] = Counter()
-        events_of: Counter[str] = Counter()
+        numbers: dict[str, int] = {}  # of the running requests
+        outputs: dict[int, tuple[int, ...]] = {}
+        tokens = request_steps = 0
+        started: set[str] = set()  # their first token comes from the prompt
         seconds = 0.0
         cpu = read_cpu()
-        while pending or self.decoder.has_work:
-            while pending and len(tokens_of) - len(outputs) < load:
-                request = pending.popleft()
-                self.decoder.submit(request)
-                tokens_of[request.id] = 0
+        while not feed.is_over:
+            while len(numbers) < load:
+                number, request = feed.take()
+                if feed.is_repeat(number):
+                    request = replace(request, id=f"{request.id}~{number}")
+                numbers[self.decoder.submit(request)] = number
             began = time.perf_counter()
             events = self.decoder.step()
             step_seconds = time.perf_counter() - began
@@ -276,31 +283,38 @@ class Arm:
             step_tokens = 0
             for event in events:
                 if event.token_ids:
-                    tokens_of[event.request_id] += len(event.token_ids)
-                    events_of[event.request_id] += 1
                     step_tokens += len(event.token_ids)
+                    request_steps += 1
+                    started.add(event.request_id)
                 if event.output is not None:
-                    outputs[event.request_id] = event.output.token_ids
+                    number = numbers.pop(event.request_id)
+                    feed.finish(number)
+                    if not feed.is_repeat(number):
+                        outputs[number] = event.output.token_ids
+            tokens += step_tokens
             if show is not None:
-                running = len(tokens_of) - len(outputs)
+                running = len(numbers)
                 if tap is None:
                     choices, mode = Counter({Choice(OFF, 0): running}), PLAIN
                 else:
                     choices, mode = tap.last, tap.mode
                 show(StepView(running, step_tokens, step_seconds, mode, choices))
-        tokens, steps = sum(tokens_of.values()), sum(events_of.values())
+        disturbed = was_disturbed(cpu, read_cpu())
+        for request_id in numbers:
+            self.decoder.cancel(request_id)
+        self.decoder.run_until_idle()
         result = BlockResult(
             tokens=tokens,
             seconds=seconds,
-            step_tokens=tokens - len(outputs),
-            request_steps=steps - len(outputs),
+            step_tokens=tokens - len(started),
+            request_steps=request_steps - len(started),
             drafted=0 if tap is None else tap.drafted,
             accepted=0 if tap is None else tap.accepted,
             choices={} if tap is None else dict(tap.choices),
             requests=len(outputs),
-            disturbed=int(was_disturbed(cpu, read_cpu())),
+            disturbed=int(disturbed),
         )
-        return Served(result, tuple(outputs[request.id] for request in requests))
+        return Served(result, tuple(outputs[number] for number in range(len(requests))))
 
 
 def _saved(path: Path, inputs: ArmInputs, engine: EngineInfo) -> Profile | None:

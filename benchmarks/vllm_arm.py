@@ -1,8 +1,8 @@
 """One arm of vllm_serving.py: a vLLM engine in a process of its own.
 
 Reads JSON lines from its standard input, an ArmSetup and then blocks of requests, and answers each
-with one on its standard output. What vLLM prints goes to standard error. Nothing of AutoSpec is
-imported here: an arm without it must be vLLM alone.
+with one on its standard output. What vLLM prints goes to standard error. Of AutoSpec only
+the feed of requests is imported here: an arm without it must be vLLM alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from autospec.feed import Feed
 
 PLAIN, TABLE, ADAPTIVE = "plain", "table", "adaptive"
 BLOCK_SIZE = 128
@@ -48,10 +50,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A block as it was served. ``choices`` counts request steps by number of draft tokens;
-    ``steps`` and ``overhead_seconds`` are engine steps and AutoSpec's own time in them."""
+    """A block as it was served. ``first_tokens`` of the ``tokens`` come from prompts. ``choices``
+    counts request steps by number of draft tokens; ``steps`` and ``overhead_seconds`` are engine
+    steps and AutoSpec's own time in them."""
 
     tokens: int
+    first_tokens: int
     seconds: float
     request_steps: int
     drafted: int
@@ -114,37 +118,46 @@ class Server:
         self._watch()
 
     def serve(self, requests: Sequence[Request], load: int) -> Served:
-        """Serve ``load`` requests at a time until all are done."""
+        """Serve ``load`` requests at a time until all of them are done (see ``autospec.feed``)."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         self._start_counting()
         self._blocks += 1
-        waiting = list(enumerate(requests))[::-1]
-        running = tokens = 0
+        feed = Feed(requests)
+        numbers: dict[str, int] = {}  # of the running requests
+        started: set[str] = set()
+        tokens = 0
         began = self._clock()
-        while waiting or running:
-            while waiting and running < load:
-                index, request = waiting.pop()
+        while not feed.is_over:
+            while len(numbers) < load:
+                number, request = feed.take()
+                name = f"{self._blocks}-{number}"
+                numbers[name] = number
                 self._engine.add_request(
-                    f"{self._blocks}-{index}",
+                    name,
                     {"prompt_token_ids": list(request.prompt)},
                     SamplingParams(
                         temperature=0.0,
                         max_tokens=request.max_tokens,
                         detokenize=False,
-                        output_kind=RequestOutputKind.FINAL_ONLY,
+                        output_kind=RequestOutputKind.DELTA,
                         extra_args={"autospec": {"workload": request.workload}},
                     ),
                 )
-                running += 1
             for output in self._engine.step():
+                tokens += len(output.outputs[0].token_ids)
+                started.add(output.request_id)
                 if output.finished:
-                    running -= 1
-                    tokens += len(output.outputs[0].token_ids)
+                    feed.finish(numbers.pop(output.request_id))
+        seconds = self._clock() - began
+        self._engine.abort_request(list(numbers))
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
         return Served(
             tokens=tokens,
-            seconds=self._clock() - began,
+            first_tokens=len(started),
+            seconds=seconds,
             request_steps=self._request_steps,
             drafted=sum(k * count for k, count in self._choices.items()),
             choices=dict(self._choices),

@@ -5,6 +5,7 @@
 Every arm is a vLLM engine in a process of its own, loaded once and asleep while another one works.
 All of them serve the same blocks of prompts (code edits, questions on passages, chat) one after the
 other, at each number of running requests, so that whatever slows the machine down hits all alike.
+The load is held until the last request of a block is done: those of the block come again meanwhile.
 ``plain`` is vLLM launched without speculation. ``table`` is vLLM's own
 ``num_speculative_tokens_per_batch_size`` with the n-gram k that was fastest at each load in the
 first round, which is not counted for any arm: it warms all of them up, AutoSpec's estimates too.
@@ -361,10 +362,10 @@ def as_result(arm: str, served: Served, requests: int) -> BlockResult:
     return BlockResult(
         tokens=served.tokens,
         seconds=served.seconds,
-        step_tokens=served.tokens - requests,
+        step_tokens=served.tokens - served.first_tokens,
         request_steps=served.request_steps,
         drafted=served.drafted,
-        accepted=max(0, served.tokens - requests - served.request_steps),
+        accepted=max(0, served.tokens - served.first_tokens - served.request_steps),
         choices={
             Choice(name if int(k) else OFF, int(k)): count for k, count in served.choices.items()
         },

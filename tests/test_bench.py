@@ -88,8 +88,12 @@ def test_the_json_form(options: BenchOptions, tmp_path: Path) -> None:
     for phase in found["phases"]:
         assert list(phase["arms"]) == ["plain", "ngram:2", "adaptive"]
         per_request = 5 if phase["workload"] == "chat" else 9
-        for arm in phase["arms"].values():
-            assert arm["tokens"] == 2 * phase["load"] * per_request  # two rounds
+        for name, arm in phase["arms"].items():
+            own = 2 * phase["load"] * per_request  # two rounds
+            if name == "plain" or phase["load"] == 1:  # nothing ends before the last one
+                assert arm["tokens"] == own
+            else:
+                assert own <= arm["tokens"] < 2 * own
             assert arm["tokens_per_second"] == pytest.approx(
                 arm["tokens"] / arm["seconds"], rel=0.05
             )
@@ -200,7 +204,7 @@ def test_an_interrupt_keeps_the_finished_rounds(
     assert "nothing to show" in shown
 
 
-def test_load_is_never_exceeded(folder: Path) -> None:
+def test_the_load_is_held_and_never_exceeded(folder: Path) -> None:
     target = CausalModel.load(folder, dtype="float64")
     arm = Arm(ArmSpec("plain"), ArmInputs(target, None, 4, 32, 0), load_settings("default"))
     seen: list[int] = []
@@ -211,8 +215,13 @@ def test_load_is_never_exceeded(folder: Path) -> None:
     served = arm.serve(requests, 2, lambda step: seen.append(arm.decoder.running_requests))
     assert max(seen) <= 2
     assert [len(output) for output in served.outputs] == [4, 5, 6, 7, 8]
-    assert served.result.tokens == 30
-    assert served.result.request_steps == 30 - 5
+    # One place serves r0, r2 and r4 in steps 1 to 18, the other r1 and r3 in 1 to 12, and then
+    # r0 again, 4 tokens, and 2 of r1's.
+    assert len(seen) == 18
+    assert served.result.requests == 5
+    assert served.result.tokens == 30 + 6
+    assert served.result.request_steps == 36 - 7
+    assert not arm.decoder.has_work
 
 
 def test_a_folder_that_is_no_model(options: BenchOptions, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import autospec
 PACKAGE = Path(autospec.__file__).parent
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "records", "compiled", "octave", "arrays", "progress"),
+    ("errors", "records", "compiled", "octave", "arrays", "progress", "feed"),
     ("tuned",),
     (
         "acceptance",
