@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from autospec.engine.decoder import Decoder
 from autospec.engine.request import Event, GenerationRequest
@@ -56,15 +56,23 @@ class TokenStream:
 class EngineLoop:
     """Steps the decoder in a thread of its own while there is work.
 
-    ``start`` and everything else are called in the thread of one asyncio loop; only the steps, and
-    what the controller does in them, happen in the engine's thread. A fault in a step ends every
-    request with EngineStopped.
+    ``start`` and everything else are called in the thread of one asyncio loop; only ``prepare`` and
+    the steps, and what the controller does in them, happen in the engine's thread. A fault there
+    ends every request with EngineStopped.
     """
 
-    def __init__(self, decoder: Decoder, counters: EngineCounters, *, max_waiting: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        counters: EngineCounters,
+        *,
+        max_waiting: int,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
         self.decoder = decoder
         self.counters = counters
         self.max_waiting = max_waiting
+        self._prepare = prepare
         self._streams: dict[str, TokenStream] = {}
         self._wake = threading.Condition()
         self._stopping = False
@@ -129,6 +137,11 @@ class EngineLoop:
             self._wake.notify()
 
     def _run(self) -> None:
+        try:
+            self._prepare()
+        except Exception as error:
+            self._give_up(error)
+            return
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._stopping or self.decoder.has_work)
@@ -137,15 +150,18 @@ class EngineLoop:
             try:
                 events = self.decoder.step()
             except Exception as error:
-                log.exception("the engine failed; the server must be started again")
-                self._failure = f"the engine failed: {type(error).__name__}: {error}"
-                self._in_loop(EngineStopped(self._failure))
+                self._give_up(error)
                 return
             for event in events:
                 self.counters.add_tokens(len(event.token_ids))
                 if event.output is not None:
                     self.counters.add_ended(event.output)
             self._in_loop(events)
+
+    def _give_up(self, error: Exception) -> None:
+        log.error("the engine failed; the server must be started again", exc_info=error)
+        self._failure = f"the engine failed: {type(error).__name__}: {error}"
+        self._in_loop(EngineStopped(self._failure))
 
     def _in_loop(self, what: list[Event] | EngineStopped) -> None:
         assert self._loop is not None

@@ -78,7 +78,7 @@ def running(options: ServeOptions) -> Iterator[Running]:
     """The server in a thread, until the block ends; then it has been shut down in good order."""
     settings = kept_settings(load_settings(options.policy), options.profile, options.journal, None)
     target = CausalModel.load(options.target)
-    service = make_service(options, settings, target, None)
+    service = make_service(options, settings, target, None, torch.get_num_threads())
     with listen("127.0.0.1", 0) as port:
         server = uvicorn.Server(server_config(service))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [port]})
