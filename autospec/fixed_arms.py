@@ -24,6 +24,7 @@ from autospec.proposers.settings import make_lookup
 from autospec.records import Float32Array, Int16Array, Int32Array, Shape
 from autospec.replay import untuned
 from autospec.trace import TraceRequest
+from autospec.tuned import ProposerSettings
 
 _SHAPES: dict[Shape, int] = {"packed": 0, "padded": 1, "stepped": 2}
 _TABLE_SLOTS = 64
@@ -120,8 +121,16 @@ def _tabulated(
     return results
 
 
-def tabulate(requests: Sequence[TraceRequest], cost: CostFile, proposer: str) -> AcceptanceTable:
-    """Draft at every position; requests end one after the other, in order."""
+def tabulate(
+    requests: Sequence[TraceRequest],
+    cost: CostFile,
+    proposer: str,
+    settings: ProposerSettings | None = None,
+) -> AcceptanceTable:
+    """Draft at every position; requests end one after the other, in order.
+
+    ``settings`` are a lookup's, else those of the replay.
+    """
     part = cost.proposers[proposer]
     if isinstance(part, AppendedSeconds):
         head, suffix = (tabulate(requests, cost, name) for name in (part.head, "suffix"))
@@ -139,7 +148,7 @@ def tabulate(requests: Sequence[TraceRequest], cost: CostFile, proposer: str) ->
     capacity = max(
         len(request.prompt_token_ids) + len(request.output_token_ids) for request in requests
     )
-    lookup = make_lookup(proposer, untuned(proposer, part.max_k), slots, capacity)
+    lookup = make_lookup(proposer, settings or untuned(proposer, part.max_k), slots, capacity)
     history = History(np.zeros((slots, capacity), dtype=np.int32), np.zeros(slots, dtype=np.int32))
     draft_tokens = np.zeros((slots, part.max_k), dtype=np.int32)
     confidence = np.zeros((slots, part.max_k), dtype=np.float32)

@@ -81,14 +81,16 @@ def find(
     )
     found: tuple[Speedup, ...] = ()
     cross: Crossover | None = None
+    best_cross: Crossover | None = None
     if walks and time is not None:
         found = speedups(walks, time, loads)
         cross = crossover(walks, time)
+        best_cross = None if time.at_best is None else crossover(walks, time.at_best)
     by_load = {each.running: each for each in found}
     paying = [
         each
         for each in found
-        if each.speedup >= PAYS
+        if each.cautious >= PAYS
         and (cross is None or cross.off_from is None or each.running < cross.off_from)
     ]
     verdict = decide(
@@ -100,6 +102,7 @@ def find(
             running_high=high.running,
             best_acceptance=_best(walks) if walks else None,
             crossover=cross if cross is None or cross.known_to else None,
+            best_crossover=best_cross,
             at_low=by_load.get(max(1, round(low.running))),
             at_high=by_load.get(max(1, round(high.running))),
             at_one=by_load.get(1),
@@ -165,7 +168,7 @@ def _best_workload(workloads: Sequence[WorkloadFacts], running: int) -> tuple[st
             (each.name, one)
             for each in workloads
             for one in each.speedups
-            if one.running == load and one.speedup >= PAYS
+            if one.running == load and one.cautious >= PAYS
         ]
         if found:
             return max(found, key=lambda each: each[1].speedup)

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 
 from autospec.check.client import Answer, Endpoint, NoService, ServiceClient, Wanted
 from autospec.check.gpu import GpuWatch, is_local
-from autospec.check.load import open_loop, together
+from autospec.check.load import open_loop, read_alone, together
 from autospec.check.samples import ServerFacts
 from autospec.check.server_metrics import Reading, metrics_urls, server_facts
 from autospec.prompts import Prompt
 
 _SCRAPE_SECONDS = 0.5
 _PROBE_TOKENS = 2
+READING_WORDS = (16, 64, 128, 256, 512)
+_READING_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +30,17 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What is sent. The first of ``samplings`` is used at every rate, each other at the lowest."""
+    """What is sent. The first of ``samplings`` is used at every rate, each other at the lowest.
+
+    ``ladder`` are requests at once, and ``reading`` words of prompts, that measure step times.
+    """
 
     url: str
     prompts: tuple[Prompt, ...]
     rates: tuple[float, ...]
     samplings: tuple[Sampling, ...] = (Sampling(),)
     ladder: tuple[int, ...] = ()
+    reading: tuple[int, ...] = ()
     duration_seconds: float = 60.0
     most_requests: int = 200
     most_in_flight: int = 256
@@ -61,11 +67,13 @@ class MeasuredLevel:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All that was heard. ``ladder`` are full batches, for step times alone."""
+    """All that was heard. ``ladder`` are full batches and ``reading`` prompts of each of some
+    lengths, for step times alone."""
 
     model: str
     levels: tuple[MeasuredLevel, ...]
     ladder: tuple[Answer, ...]
+    reading: tuple[tuple[Answer, ...], ...]
     metrics_url: str | None
 
 
@@ -128,6 +136,9 @@ async def measure(plan: LoadPlan, say: Callable[[str], None]) -> Measured:
         for count in plan.ladder:
             say(f"step times: {count} short request{'s' if count > 1 else ''} at once")
             ladder += await together(client, count, plan.seed)
+        if plan.reading:
+            say("step times: prompts of several lengths, one by one")
+        reading = await read_alone(client, plan.reading, _READING_ROUNDS, plan.seed)
         levels = []
         for rate, sampling in _steps(plan):
             say(f"{rate:g} requests/s for {plan.duration_seconds:g} s{_told(sampling)}")
@@ -139,7 +150,7 @@ async def measure(plan: LoadPlan, say: Callable[[str], None]) -> Measured:
                     f"{plan.url}: all {len(failed)} requests at {rate:g}/s failed, the first with: "
                     f"{failed[0].sample.error}"
                 )
-        return Measured(model, tuple(levels), tuple(ladder), watch.url)
+        return Measured(model, tuple(levels), tuple(ladder), reading, watch.url)
     finally:
         await client.close()
 

@@ -1,4 +1,4 @@
-"""The load that is put on a service: open loops at stepped rates, and a ladder of full batches."""
+"""The load that is put on a service: open loops at stepped rates, and what measures its steps."""
 
 from __future__ import annotations
 
@@ -77,6 +77,23 @@ async def together(client: ServiceClient, count: int, seed: int) -> tuple[Answer
         for number in range(count)
     ]
     return await _all_of([asyncio.create_task(client.send(each)) for each in requests])
+
+
+async def read_alone(
+    client: ServiceClient, lengths: Sequence[int], rounds: int, seed: int
+) -> tuple[tuple[Answer, ...], ...]:
+    """Prompts of so many words, one after the other, each with one token for an answer; by length.
+
+    No two begin alike, so that none is found in a cache of prefixes.
+    """
+    random_numbers = random.Random(f"reading:{seed}")
+    found: list[list[Answer]] = [[] for _ in lengths]
+    for number in range(rounds):
+        for length, answers in zip(lengths, found, strict=True):
+            text = " ".join(random_numbers.choices(_LADDER_WORDS, k=length))
+            prompt = Prompt(f"reading-{length}-{number}", "ladder", (Message("user", text),))
+            answers.append(await client.send(Wanted(prompt, 1)))
+    return tuple(map(tuple, found))
 
 
 def _ladder_text(number: int) -> str:

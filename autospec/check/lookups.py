@@ -1,8 +1,9 @@
 """What the lookups would have had accepted on exactly these outputs, and what that is worth.
 
-The proposers really run, on the recorded tokens, in the order in which the requests ended (see
-``fixed_arms.tabulate``). A request is then walked through at every k: the tokens a step brings and
-the drafts it verifies follow from the table, and a step time turns them into a speedup.
+The proposers really run, on the recorded tokens, and copy from the request itself: what a cache of
+earlier answers would add depends on how alike the traffic is, which few prompts cannot show. A
+request is then walked through at every k: the tokens a step brings and the drafts it verifies
+follow from the table, and a step time turns them into a speedup.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autospec.check.drafting_time import DraftingTime, drafting_time
 from autospec.check.step_time import StepTime
 from autospec.compiled import compiled
 from autospec.cost_file import CostFile, LookupSeconds, StepSeconds
 from autospec.fixed_arms import AcceptanceTable, tabulate
+from autospec.proposers.settings import LOOKUP_DEFAULTS
 from autospec.records import Float64Array, Int16Array, Int64Array
 from autospec.trace import TraceRequest
 
@@ -52,6 +55,7 @@ class Walks:
     verified: Int64Array  # [r, k]
     tokens: Int64Array  # [r]
     next_right: Float64Array  # [r]
+    time: DraftingTime
 
     def rows(self, workload: str | None) -> Int64Array:
         """The requests of a workload, or all of them."""
@@ -81,7 +85,9 @@ class Acceptance:
 class Speedup:
     """The best choice at a number of running requests, over plain decoding.
 
-    ``low`` and ``high`` are the 90 % interval over the requests (bootstrap).
+    ``low`` and ``high`` are the 90 % interval over the requests (bootstrap), ``cautious`` the lower
+    quartile, by which it was chosen. All are at the dearer price of a verified token, where two are
+    known; ``at_best`` is at the cheaper one.
     """
 
     running: int
@@ -90,6 +96,8 @@ class Speedup:
     speedup: float
     low: float
     high: float
+    cautious: float
+    at_best: float | None = None
 
 
 def walk(requests: Sequence[TraceRequest]) -> tuple[Walks, ...]:
@@ -98,7 +106,8 @@ def walk(requests: Sequence[TraceRequest]) -> tuple[Walks, ...]:
 
 
 def _walked(requests: Sequence[TraceRequest], proposer: str) -> Walks:
-    table: AcceptanceTable = tabulate(requests, _TABLES, proposer)
+    settings = LOOKUP_DEFAULTS[proposer].model_copy(update={"max_k": max(KS)})
+    table: AcceptanceTable = tabulate(requests, _TABLES, proposer, settings)
     outputs = np.array([len(each.output_token_ids) for each in requests], dtype=np.int64)
     prompts = np.array([len(each.prompt_token_ids) for each in requests], dtype=np.float64)
     steps = np.zeros((len(requests), len(KS)), dtype=np.int64)
@@ -112,6 +121,7 @@ def _walked(requests: Sequence[TraceRequest], proposer: str) -> Walks:
         verified,
         outputs,
         (table.correct > 0).sum(axis=1) / outputs,
+        drafting_time(requests, proposer, settings),
     )
 
 
@@ -160,6 +170,45 @@ def repetitiveness(walks: Sequence[Walks], workload: str | None = None) -> float
     return max(shares)
 
 
+@dataclass(frozen=True, slots=True)
+class _Brought:
+    """What one proposer brings per step of a request at every k, over some requests.
+
+    ``cautious`` tokens are the lower quartile over the requests (bootstrap): the best of many
+    choices is partly the luckiest. ``drawn`` and ``drawn_verified`` are the bootstrap itself.
+    """
+
+    proposer: str
+    time: DraftingTime
+    context_tokens: float
+    tokens: Float64Array  # [k]
+    verified: Float64Array  # [k]
+    cautious: Float64Array  # [k]
+    drawn: Float64Array  # [draws, k]
+    drawn_verified: Float64Array  # [draws, k]
+
+
+def _brought(walks: Walks, workload: str | None) -> _Brought:
+    rows = walks.rows(workload)
+    tokens, steps, verified = walks.tokens[rows], walks.steps[rows], walks.verified[rows]
+    draws = np.random.default_rng(_SEED).multinomial(
+        len(rows), np.full(len(rows), 1.0 / len(rows)), _RESAMPLES
+    )
+    drawn_steps = draws @ steps
+    drawn = (draws @ tokens)[:, None] / drawn_steps
+    total = steps.sum(axis=0)
+    return _Brought(
+        walks.proposer,
+        walks.time,
+        float(np.average(walks.context_tokens[rows], weights=tokens)),
+        tokens.sum() / total,
+        verified.sum(axis=0) / total,
+        np.percentile(drawn, 25.0, axis=0),
+        drawn,
+        draws @ verified / drawn_steps,
+    )
+
+
 def speedups(
     walks: Sequence[Walks],
     time: StepTime,
@@ -171,48 +220,70 @@ def speedups(
     All requests draft alike: n running requests take T(n (1 + verified)) for n x tokens, against
     T(n) for n. It is the limit of the closed loop for many requests.
     """
+    every = [_brought(each, workload) for each in walks]
+    best_time = time.at_best
     found = []
     for running in loads:
-        if running > time.most_tokens:
+        chosen = _best_choice(every, running, time)
+        if chosen is None:
             break
-        best = max(
-            (
-                (_ratio(each, each.rows(workload), c, running, time), index, c)
-                for index, each in enumerate(walks)
-                for c in range(len(KS))
-            ),
-            default=None,
+        brought, c, cautious = chosen
+        ratios = [
+            ratio
+            for tokens, verified in zip(
+                brought.drawn[:, c].tolist(), brought.drawn_verified[:, c].tolist(), strict=True
+            )
+            if (ratio := _ratio(brought, tokens, verified, running, time)) > 0.0
+        ]
+        low, high = np.percentile(ratios or [0.0], (5, 95)).tolist()
+        tokens, verified = float(brought.tokens[c]), float(brought.verified[c])
+        found.append(
+            Speedup(
+                running,
+                brought.proposer,
+                KS[c],
+                _ratio(brought, tokens, verified, running, time),
+                low,
+                high,
+                cautious,
+                None
+                if best_time is None
+                else _ratio(brought, tokens, verified, running, best_time),
+            )
         )
-        if best is None or best[0] <= 0.0:
-            continue
-        ratio, index, c = best
-        chosen = walks[index]
-        low, high = _interval(chosen, chosen.rows(workload), c, running, time)
-        found.append(Speedup(running, chosen.proposer, KS[c], ratio, low, high))
     return tuple(found)
 
 
-def _ratio(walks: Walks, rows: Int64Array, c: int, running: int, time: StepTime) -> float:
+def _best_choice(
+    every: Sequence[_Brought], running: int, time: StepTime
+) -> tuple[_Brought, int, float] | None:
+    """The proposer, the place of its k, and the cautious speedup; None beyond what is known."""
+    if running > time.most_running:
+        return None
+    ratio, index, c = max(
+        (
+            _ratio(each, float(each.cautious[c]), float(each.verified[c]), running, time),
+            index,
+            c,
+        )
+        for index, each in enumerate(every)
+        for c in range(len(KS))
+    )
+    return (every[index], c, ratio) if ratio > 0.0 else None
+
+
+def _ratio(
+    brought: _Brought, tokens: float, verified: float, running: int, time: StepTime
+) -> float:
     """0 where a step would be larger than anything that is known."""
-    steps = walks.steps[rows, c].sum()
-    verified = float(walks.verified[rows, c].sum() / steps)
     if running * (1.0 + verified) > time.most_tokens:
         return 0.0
-    context = float(np.average(walks.context_tokens[rows], weights=walks.tokens[rows]))
+    context = brought.context_tokens
     plain = time.seconds(running, 0.0, context)
-    step = time.seconds(running, verified, context) * (1.0 + time.lookup_share(walks.proposer))
-    return float(walks.tokens[rows].sum() / steps) * plain / step
-
-
-def _interval(
-    walks: Walks, rows: Int64Array, c: int, running: int, time: StepTime
-) -> tuple[float, float]:
-    rng = np.random.default_rng(_SEED)
-    ratios = [
-        _ratio(walks, rng.choice(rows, len(rows)), c, running, time) for _ in range(_RESAMPLES)
-    ]
-    low, high = np.percentile([each for each in ratios if each > 0.0] or [0.0], (5, 95))
-    return float(low), float(high)
+    step = time.seconds(running, verified, context)
+    share = time.lookup_share(brought.proposer)
+    step += brought.time.seconds(running) if share is None else share * step
+    return tokens * plain / step
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,17 +299,12 @@ class Crossover:
 
 
 def crossover(walks: Sequence[Walks], time: StepTime) -> Crossover:
-    """Load by load, for all requests together."""
-    running = 1
-    while running <= min(MOST_LOAD, time.most_tokens):
-        best = max(
-            _ratio(each, each.rows(None), c, running, time)
-            for each in walks
-            for c in range(len(KS))
-        )
-        if best <= 0.0:
-            break
-        if best < PAYS:
+    """Load by load, for all requests together; by the cautious speedup."""
+    every = [_brought(each, None) for each in walks]
+    for running in range(1, MOST_LOAD + 1):
+        chosen = _best_choice(every, running, time)
+        if chosen is None:
+            return Crossover(None, running - 1)
+        if chosen[2] < PAYS:
             return Crossover(running, running)
-        running += 1
-    return Crossover(None, running - 1)
+    return Crossover(None, MOST_LOAD)

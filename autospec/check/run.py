@@ -17,7 +17,14 @@ from autospec.check.client import Answer, Endpoint, checked_url
 from autospec.check.devices import device_of
 from autospec.check.folders import FolderFacts, folder_facts, model_size
 from autospec.check.gpu import local_gpus
-from autospec.check.live import LoadPlan, Measured, MeasuredLevel, Sampling, measure
+from autospec.check.live import (
+    READING_WORDS,
+    LoadPlan,
+    Measured,
+    MeasuredLevel,
+    Sampling,
+    measure,
+)
 from autospec.check.logs import log_rate, read_log
 from autospec.check.result import CheckResult, Sensitivity, result_json
 from autospec.check.samples import (
@@ -33,6 +40,7 @@ from autospec.check.step_time import (
     StepTime,
     measured_time,
     profile_time,
+    reading_time,
 )
 from autospec.check.tokens import load_tokenizer, output_ids, prompt_ids
 from autospec.cost_file import read_cost_file
@@ -234,6 +242,8 @@ def _check_live(
     tokenizer = _tokenizer(options)
     prompts = read_prompts(options.prompts)
     plan = _plan(options, url, prompts)
+    if time is not None:
+        plan = replace(plan, ladder=(), reading=())  # it is given
     measured = asyncio.run(measure(plan, lambda line: say(console, line)))
     by_id = {prompt.id: prompt for prompt in prompts}
     groups = [_samples(level.answers, by_id, tokenizer) for level in measured.levels]
@@ -247,7 +257,8 @@ def _check_live(
     levels = [_level(level, group, prefill) for level, group in first]
     if time is None:
         ladder = [answer.sample for answer in measured.ladder]
-        time = measured_time(ladder or base, prefill)
+        lengths = [[answer.sample for answer in each] for each in measured.reading]
+        time = measured_time(ladder or base, prefill, reading_time(lengths))
     found = find(first_of_each(base), levels, first[0][1], time)
     rows: list[Sensitivity] = []
     if len(plan.samplings) > 1:
@@ -288,6 +299,7 @@ def _plan(options: CheckOptions, url: str, prompts: tuple[Prompt, ...]) -> LoadP
         rates=tuple(sorted(rates)),
         samplings=tuple(Sampling(t, p) for t in temperatures for p in top_ps),
         ladder=tuple(sorted({round(count) for count in ladder})),
+        reading=READING_WORDS if ladder else (),
         duration_seconds=options.duration,
         most_requests=options.most_requests,
         most_in_flight=options.most_in_flight,

@@ -125,14 +125,19 @@ def _workload_table(workloads: Sequence[WorkloadFacts], speedups: Sequence[Speed
 
 def _speedup_table(speedups: Sequence[Speedup]) -> Table:
     table = Table(
-        "running", "best lookup", "speedup", "90 % interval", title="all requests together"
-    )
+        "running", "best lookup", "speedup", "90 % interval", "lower quartile",
+        title="all requests together",
+    )  # fmt: skip
+    if any(each.at_best is not None for each in speedups):
+        table.add_column("at the cheaper price")
     for each in speedups:
         table.add_row(
             str(each.running),
             f"{each.proposer}:{each.k}",
             f"{each.speedup:.2f}x",
             f"{each.low:.2f}-{each.high:.2f}",
+            f"{each.cautious:.2f}x",
+            *([] if each.at_best is None else [f"{each.at_best:.2f}x"]),
         )
     return table
 

@@ -6,7 +6,7 @@ All that a speedup needs is how much longer a step gets with more tokens in it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -29,16 +29,43 @@ _QUARTILE = 25.0
 class StepTime(Protocol):
     """Seconds of one target forward over ``running`` requests, each verifying ``drafted`` tokens.
 
-    ``context_tokens`` are those of one request. ``most_tokens`` bounds the tokens of a step that
-    anything is known about. ``lookup_share`` is what a lookup adds to a step.
+    ``context_tokens`` are those of one request. ``most_running`` and ``most_tokens`` bound the
+    requests and the tokens of a step that anything is known about. ``lookup_share`` is what a
+    lookup adds to a step, None where it is not known. ``at_best`` is the same where ``seconds`` is
+    the dearer of two prices and the other may be right, else None.
     """
 
     @property
     def source(self) -> str: ...
     @property
+    def most_running(self) -> float: ...
+    @property
     def most_tokens(self) -> float: ...
+    @property
+    def at_best(self) -> StepTime | None: ...
     def seconds(self, running: float, drafted: float, context_tokens: float) -> float: ...
-    def lookup_share(self, proposer: str) -> float: ...
+    def lookup_share(self, proposer: str) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingTime:
+    """Seconds to the first token of a prompt alone, by its tokens: forwards of so many tokens.
+
+    Their differences alone are of use: each holds the same way there and back.
+    """
+
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def more(self, tokens: float, extra: float) -> float:
+        """What ``extra`` tokens prolong a forward of ``tokens`` by; 0 or more."""
+        return self._at(tokens + extra) - self._at(tokens)
+
+    def _at(self, tokens: float) -> float:
+        """Between the points linear, before and behind them as between the next two."""
+        at = int(np.clip(np.searchsorted(self.tokens, tokens), 1, len(self.tokens) - 1))
+        (x, y), (a, b) = self.tokens[at - 1 : at + 1], self.seconds[at - 1 : at + 1]
+        return a + (b - a) * (tokens - x) / (y - x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,39 +74,66 @@ class MeasuredTime:
 
     Lower quartiles: what a step takes when nothing disturbs it, which is what more tokens prolong.
 
-    A drafted token is taken to cost what one more running request does: exact where the step's time
-    is in its matrix products, somewhat dear where it is in every request's own attention.
+    What one more token of a request costs cannot be seen from outside, but lies between two
+    things that can: one more running request, which brings a token and its own overhead, and one
+    more token of a prompt that is ``reading``, which brings neither that nor logits to choose from.
+    The dearer is taken, or the cheaper ``is_best``. Beyond the requests that the service runs at
+    once, where a step is said to go on as it did, the prompts have really been so long.
     """
 
     running: tuple[int, ...]
     step_seconds: tuple[float, ...]
+    reading: ReadingTime | None = None
+    is_best: bool = False
 
     @property
     def source(self) -> str:
         """With the points."""
-        points = ", ".join(
-            f"{n}: {seconds * 1000:.3g}"
-            for n, seconds in zip(self.running, self.step_seconds, strict=True)
+        points = _told(self.running, self.step_seconds)
+        told = f"measured on the service, ms per step by running requests ({points})"
+        if self.reading is None:
+            return f"{told}; a verified token is priced as one more running request"
+        read = _told(self.reading.tokens, self.reading.seconds)
+        return (
+            f"{told}, ms to a first token by prompt tokens ({read}); a verified token is priced as "
+            "one more running request or as one more prompt token, whichever is dearer"
         )
-        return f"measured on the service, ms per step by running requests ({points})"
 
     @property
-    def most_tokens(self) -> float:
+    def most_running(self) -> float:
         """A little beyond the largest batch seen."""
         return _TRUST * self.running[-1]
 
+    @property
+    def most_tokens(self) -> float:
+        """As far as prompts went, or a little beyond the largest batch."""
+        read = 0.0 if self.reading is None else float(self.reading.tokens[-1])
+        return max(read, self.most_running)
+
+    @property
+    def at_best(self) -> MeasuredTime | None:
+        """With the cheaper price."""
+        return None if self.reading is None else replace(self, is_best=True)
+
     def seconds(self, running: float, drafted: float, context_tokens: float) -> float:
         """Never shorter with more tokens; beyond the last point as between the last two."""
-        tokens = running * (1.0 + drafted)
-        times = np.maximum.accumulate(self.step_seconds)
-        if tokens <= self.running[-1] or len(self.running) < 2:
-            return float(np.interp(tokens, self.running, times))
-        slope = (times[-1] - times[-2]) / (self.running[-1] - self.running[-2])
-        return float(times[-1] + slope * (tokens - self.running[-1]))
+        extra = running * drafted
+        plain, longer = self._of_requests(running), self._of_requests(running + extra)
+        if self.reading is None or extra <= 0.0:
+            return longer
+        read = plain + self.reading.more(running, extra)
+        return min(longer, read) if self.is_best else max(longer, read)
 
-    def lookup_share(self, proposer: str) -> float:
+    def _of_requests(self, running: float) -> float:
+        if running <= self.running[-1] or len(self.running) < 2:
+            return float(np.interp(running, self.running, self.step_seconds))
+        slope = (self.step_seconds[-1] - self.step_seconds[-2]) / (
+            self.running[-1] - self.running[-2]
+        )
+        return float(self.step_seconds[-1] + slope * (running - self.running[-1]))
+
+    def lookup_share(self, proposer: str) -> None:
         """Not measurable from outside."""
-        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +149,19 @@ class FileTime:
         return f"cost file {self.name}"
 
     @property
-    def most_tokens(self) -> float:
+    def most_running(self) -> float:
         """A cost file says what any number takes."""
         return float("inf")
+
+    @property
+    def most_tokens(self) -> float:
+        """Of tokens too."""
+        return float("inf")
+
+    @property
+    def at_best(self) -> None:
+        """It says one price."""
+        return None
 
     def seconds(self, running: float, drafted: float, context_tokens: float) -> float:
         """By the rule of its shape."""
@@ -134,6 +198,16 @@ class ProfileTime:
     def source(self) -> str:
         """Where it is from."""
         return f"profile {self.name}, up to {self.most_tokens:g} tokens a step"
+
+    @property
+    def most_running(self) -> float:
+        """As for tokens."""
+        return self.most_tokens
+
+    @property
+    def at_best(self) -> None:
+        """Both prices were learned."""
+        return None
 
     def seconds(self, running: float, drafted: float, context_tokens: float) -> float:
         """As the controller would predict it; lookups are in it."""
@@ -186,9 +260,19 @@ class RooflineTime:
         return f"estimated from the data sheet of {self.device.name}, not measured"
 
     @property
-    def most_tokens(self) -> float:
+    def most_running(self) -> float:
         """A formula says what any number takes."""
         return float("inf")
+
+    @property
+    def most_tokens(self) -> float:
+        """Of tokens too."""
+        return float("inf")
+
+    @property
+    def at_best(self) -> None:
+        """It knows one price."""
+        return None
 
     def seconds(self, running: float, drafted: float, context_tokens: float) -> float:
         """max(bytes / bandwidth, 2 x parameters x tokens / peak)."""
@@ -199,15 +283,19 @@ class RooflineTime:
             2.0 * self.parameters * tokens / self.device.flops_per_second,
         )
 
-    def lookup_share(self, proposer: str) -> float:
+    def lookup_share(self, proposer: str) -> None:
         """A data sheet does not know."""
-        return 0.0
 
 
-def measured_time(samples: Sequence[Sample], prefill_seconds: float | None) -> MeasuredTime | None:
+def measured_time(
+    samples: Sequence[Sample],
+    prefill_seconds: float | None,
+    reading: ReadingTime | None = None,
+) -> MeasuredTime | None:
     """Inter-token times by the number of requests that were decoding; None if there are too few.
 
     Gaps in which another request's prompt was being read are left out: they are another step's.
+    What disturbs only adds: a step is taken to be no longer than a larger one was.
     """
     gaps = _gaps_by_running(samples, prefill_seconds)
     usable = {n: times for n, times in gaps.items() if len(times) >= _LEAST_GAPS}
@@ -222,7 +310,34 @@ def measured_time(samples: Sequence[Sample], prefill_seconds: float | None) -> M
             np.percentile(times, _QUARTILE)
         )
     order = sorted(quartiles)
-    return MeasuredTime(tuple(order), tuple(quartiles[n] for n in order))
+    return MeasuredTime(tuple(order), _rising([quartiles[n] for n in order]), reading)
+
+
+def reading_time(lengths: Sequence[Sequence[Sample]]) -> ReadingTime | None:
+    """From prompts of each of some lengths, sent one by one; None for less than two lengths that
+    were answered and told their tokens."""
+    points: dict[int, float] = {}
+    for samples in lengths:
+        known = [each for each in samples if each.ttft is not None and each.prompt_tokens > 0]
+        if known:
+            tokens = round(float(np.median([each.prompt_tokens for each in known])))
+            times = [each.ttft for each in known if each.ttft is not None]
+            points[tokens] = float(np.percentile(times, _QUARTILE))
+    if len(points) < 2:
+        return None
+    order = sorted(points)
+    return ReadingTime(tuple(order), _rising([points[tokens] for tokens in order]))
+
+
+def _rising(seconds: Sequence[float]) -> tuple[float, ...]:
+    return tuple(np.minimum.accumulate(seconds[::-1])[::-1].tolist())
+
+
+def _told(numbers: Sequence[int], seconds: Sequence[float]) -> str:
+    """``1: 29.5, 16: 48`` in milliseconds."""
+    return ", ".join(
+        f"{number}: {each * 1000:.3g}" for number, each in zip(numbers, seconds, strict=True)
+    )
 
 
 def _bins(numbers: Sequence[int]) -> list[list[int]]:

@@ -27,7 +27,8 @@ class Evidence:
     ``shares`` are those of the lowest and the highest load, None without times of first tokens;
     ``running`` the requests decoding at these two. ``at_low`` and ``at_high`` are the best choices
     at them, None beyond what is known; ``largest_k`` the largest best k at loads where it pays.
-    Without a step time ``crossover`` is None. ``best_acceptance`` is the most tokens per step that
+    Without a step time ``crossover`` is None; ``best_crossover`` is that at the cheaper price of a
+    verified token, where two are known. ``best_acceptance`` is the most tokens per step that
     any lookup reaches, None where the tokens are not known. Of several workloads
     ``best_workload`` gains most at the lowest load, or at 1 running request.
     """
@@ -39,6 +40,7 @@ class Evidence:
     running_high: float
     best_acceptance: Acceptance | None
     crossover: Crossover | None = None
+    best_crossover: Crossover | None = None
     at_low: Speedup | None = None
     at_high: Speedup | None = None
     at_one: Speedup | None = None
@@ -121,7 +123,7 @@ def _lookups(evidence: Evidence) -> Verdict:
         return Verdict(
             "no",
             f"no: lookups find too little to copy, the best brings {gain} at 1 running request",
-            drafts,
+            f"{drafts}{_at_best(evidence)}",
             (
                 "a trained draft (EAGLE, MTP, a small model of the same family) does not depend "
                 "on repetition: record it with `autospec record --draft` and replay",
@@ -140,11 +142,13 @@ def _lookups(evidence: Evidence) -> Verdict:
             ("measure larger batches with --ladder, or give a cost file with --cost",),
         )
     if off_from is not None and evidence.running_low >= off_from:
+        here = evidence.at_low
+        left = "" if here is None else f" ({here.cautious:.2f}x)"
         return Verdict(
             "off-above",
-            f"off above {_requests(off_from - 1)}: {_here(evidence)} run here, where a step has no "
-            "room for drafts",
-            f"{drafts}; {below}" if below else drafts,
+            f"off above {_requests(off_from - 1)}: {_here(evidence)} run here, where drafts bring "
+            f"too little{left}",
+            (f"{drafts}; {below}" if below else drafts) + _at_best(evidence),
             (
                 *_queue_steps(queue),
                 "if the load falls at times: an adaptive policy is off above this and on below "
@@ -164,7 +168,7 @@ def _candidate(evidence: Evidence, crossover: Crossover, drafts: str, queue: flo
         where = f"below {_requests(off_from)}"
     else:
         where = f"up to at least {_requests(crossover.known_to)}"
-    seen = [each for each in (low, high) if each is not None and each.speedup >= PAYS] or [chosen]
+    seen = [each for each in (low, high) if each is not None and each.cautious >= PAYS] or [chosen]
     least, most = min(each.low for each in seen), max(each.high for each in seen)
     expected = f"{least:.1f}-{most:.1f}x" if f"{least:.1f}" != f"{most:.1f}" else f"{most:.1f}x"
     shares = evidence.shares_low
@@ -177,7 +181,7 @@ def _candidate(evidence: Evidence, crossover: Crossover, drafts: str, queue: flo
         "candidate",
         f"candidate: {chosen.proposer}, k up to {evidence.largest_k} {where}, expected {expected}",
         f"{drafts}; with {_here(evidence)} running as in this check decoding would be "
-        f"{chosen.speedup:.2f}x as fast{whole}",
+        f"{chosen.speedup:.2f}x as fast{whole}{_at_best(evidence)}",
         (
             f"try it: k {chosen.k} for {chosen.proposer}, or an adaptive policy that finds k and "
             "the load at which to stop by itself",
@@ -185,6 +189,19 @@ def _candidate(evidence: Evidence, crossover: Crossover, drafts: str, queue: flo
             *_queue_steps(queue),
         ),
     )
+
+
+def _at_best(evidence: Evidence) -> str:
+    """What the cheaper price of a verified token would change."""
+    dear, cheap = evidence.crossover, evidence.best_crossover
+    if dear is None or cheap is None or cheap.off_from == dear.off_from:
+        return ""
+    up_to = (
+        f"at least {_requests(cheap.known_to)}"
+        if cheap.off_from is None
+        else _requests(cheap.off_from - 1)
+    )
+    return f"; at the cheaper of the two prices of a verified token it would pay up to {up_to}"
 
 
 def _queue(evidence: Evidence, queue: float, drafts: str) -> Verdict:

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from autospec.check.lookups import (
     KS,
+    Walks,
     acceptance,
     crossover,
     repetitiveness,
     speedups,
     walk,
 )
-from autospec.check.step_time import FileTime, MeasuredTime
+from autospec.check.step_time import FileTime, MeasuredTime, ReadingTime
 from autospec.cost_file import CostFile, LookupSeconds, StepSeconds
 from autospec.fixed_arms import replay_fixed
 from autospec.hindsight import replay_plain
@@ -81,6 +85,33 @@ def test_what_copies_pays_until_the_step_is_full() -> None:
     early = crossover(walks, FileTime(steep, "steep")).off_from
     assert early is not None
     assert early < 32
+
+
+def test_the_lower_quartile_and_the_dearer_price_decide() -> None:
+    walks = walk([*copying(2), *fresh(6)])  # two requests of eight make all of the gain
+    ladder = MeasuredTime((1, 16), (0.03, 0.036))
+    (found,) = speedups(walks, ladder, [8])
+    assert found.low < found.cautious < found.speedup < found.high
+    assert found.at_best is None
+    dear = replace(ladder, reading=ReadingTime((40, 400), (0.1, 1.1)))
+    (dearer,) = speedups(walks, dear, [8])
+    assert dearer.speedup < found.speedup
+    assert dearer.at_best == pytest.approx(
+        speedup_of(walks, ladder, dearer.proposer, dearer.k, running=8), rel=0.02
+    )  # but for the lookup's own time
+    # Sixteen places were measured, and prompts of 400 tokens: that is as far as it goes.
+    assert speedups(walks, dear, [24, 25])[-1].running == 24
+    assert crossover(walks, dear).off_from < crossover(walks, ladder).known_to  # type: ignore[operator]
+
+
+def speedup_of(
+    walks: Sequence[Walks], time: MeasuredTime, proposer: str, k: int, *, running: int
+) -> float:
+    """By the definition."""
+    (each,) = (each for each in walks if each.proposer == proposer)
+    (found,) = (one for one in acceptance(each) if one.k == k)
+    step = time.seconds(running, found.verified_per_step, 0.0)
+    return found.tokens_per_step * time.seconds(running, 0.0, 0.0) / step
 
 
 def test_nothing_is_said_beyond_what_was_measured() -> None:

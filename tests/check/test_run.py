@@ -87,8 +87,32 @@ def test_a_live_server(server: Running, prompts: Path, tmp_path: Path) -> None:
     assert {each["name"] for each in found["workloads"]} <= {"even", "odd"}
     assert {each["temperature"] for each in found["sensitivity"]} == {0.0, 1.0}
     assert found["step_time"]["source"].startswith("measured on the service")
+    assert "ms to a first token by prompt tokens" in found["step_time"]["source"]
+    assert "whichever is dearer" in shown
     assert found["verdict"]["sentence"] in shown
     assert "requests/s" in shown
+
+
+def test_step_times_that_are_given_are_not_measured(
+    server: Running, prompts: Path, tmp_path: Path
+) -> None:
+    cost = tmp_path / "cost.yaml"
+    cost.write_text(COST)
+    shown, found = checked(
+        CheckOptions(
+            url=server.url,
+            prompts=prompts,
+            rates="10",
+            duration=0.5,
+            max_tokens=8,
+            cost=cost,
+            json_path=tmp_path / "c.json",
+        )
+    )
+    assert found["step_time"]["source"] == "cost file cost.yaml"
+    assert "at once" not in shown
+    assert "one by one" not in shown
+    assert all(each["at_best"] is None for each in found["speedups"])
 
 
 def test_one_that_speculates_is_noticed(folder: Path, prompts: Path, tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from autospec.check.samples import Sample
 from autospec.check.step_time import (
     FileTime,
     MeasuredTime,
+    ReadingTime,
     RooflineTime,
     measured_time,
     profile_time,
+    reading_time,
 )
 from autospec.config import load_settings
 from autospec.controller import Controller
@@ -55,9 +57,54 @@ def test_too_little_is_nothing() -> None:
     assert measured_time([], None) is None
 
 
-def test_a_step_is_never_shorter_with_more_tokens() -> None:
-    time = MeasuredTime((1, 2, 4), (0.03, 0.028, 0.04))
-    assert time.seconds(2, 0.0, 0.0) == 0.03
+def test_a_step_is_no_longer_than_a_larger_one_was() -> None:
+    samples = [
+        *(served(number, 1.0, 0.03, 20) for number in range(1)),
+        *(served(number, 11.0, 0.028, 20) for number in range(2)),
+        *(served(number, 21.0, 0.04, 20) for number in range(4)),
+    ]
+    time = measured_time(samples, 0.001)
+    assert time is not None
+    assert time.step_seconds == pytest.approx((0.028, 0.028, 0.04))
+
+
+def read(tokens: int, seconds: float) -> Sample:
+    return Sample("r", "w", 5.0, 5.0 + seconds, 5.0 + seconds, (5.0 + seconds,), tokens, 1)
+
+
+def test_prompts_tell_how_much_longer_more_tokens_take() -> None:
+    lengths = [
+        [read(40, 0.1), read(42, 0.11), read(41, 0.9)],
+        [read(100, 0.22)] * 3,
+        [Sample("r", "w", 5.0, 5.0, error="too long")],
+        [read(200, 0.21)] * 3,  # what is disturbed takes longer, nothing shorter
+    ]
+    time = reading_time(lengths)
+    assert time is not None
+    assert time.tokens == (41, 100, 200)
+    assert time.seconds == pytest.approx((0.105, 0.21, 0.21))
+    assert time.more(41, 59) == pytest.approx(0.105)
+    assert time.more(1, 16) == pytest.approx(16 * 0.105 / 59)
+    assert time.more(120, 300) == 0.0
+    assert reading_time(lengths[:1]) is None
+    assert reading_time([[read(0, 0.1)], [read(0, 0.2)]]) is None  # tokens are not told
+
+
+def test_the_dearer_price_counts_and_the_cheaper_is_known() -> None:
+    compute_bound = MeasuredTime((1, 16), (0.03, 0.045), ReadingTime((40, 100), (0.1, 0.22)))
+    assert compute_bound.seconds(16, 0.0, 0.0) == pytest.approx(0.045)
+    assert compute_bound.seconds(16, 1.0, 0.0) == pytest.approx(0.045 + 16 * 0.002)
+    assert compute_bound.at_best is not None
+    assert compute_bound.at_best.seconds(16, 1.0, 0.0) == pytest.approx(0.045 + 16 * 0.001)
+    assert (compute_bound.most_running, compute_bound.most_tokens) == (24.0, 100.0)
+    assert "(40: 100, 100: 220); a verified token is priced as one more" in compute_bound.source
+    memory_bound = MeasuredTime((1, 64), (0.01, 0.0163), ReadingTime((40, 400), (0.02, 0.02)))
+    assert memory_bound.seconds(32, 1.0, 0.0) == pytest.approx(0.0163)
+    assert memory_bound.at_best is not None
+    assert memory_bound.at_best.seconds(32, 1.0, 0.0) == memory_bound.seconds(32, 0.0, 0.0)
+    alone = MeasuredTime((1, 2), (0.03, 0.031))
+    assert alone.at_best is None
+    assert alone.source.endswith("a verified token is priced as one more running request")
 
 
 def test_cost_files_of_every_shape() -> None:

@@ -18,9 +18,9 @@ CANDIDATE = Evidence(
     running_high=6.0,
     best_acceptance=Acceptance("suffix", 8, 3.0, 4.0),
     crossover=Crossover(12, 12),
-    at_low=Speedup(1, "suffix", 8, 1.7, 1.5, 1.8),
-    at_high=Speedup(6, "suffix", 4, 1.5, 1.4, 1.6),
-    at_one=Speedup(1, "suffix", 8, 1.7, 1.5, 1.8),
+    at_low=Speedup(1, "suffix", 8, 1.7, 1.5, 1.8, 1.6),
+    at_high=Speedup(6, "suffix", 4, 1.5, 1.4, 1.6, 1.45),
+    at_one=Speedup(1, "suffix", 8, 1.7, 1.5, 1.8, 1.6),
     largest_k=8,
 )
 
@@ -46,7 +46,7 @@ def test_where_it_always_paid_it_says_how_far_that_is_known() -> None:
 
 
 def test_the_workload_that_gains_most_is_named() -> None:
-    edits = ("edits", Speedup(16, "suffix", 2, 1.3, 1.2, 1.4))
+    edits = ("edits", Speedup(16, "suffix", 2, 1.3, 1.2, 1.4, 1.25))
     verdict = decide(replace(CANDIDATE, running_low=15.0, best_workload=edits))
     assert verdict.kind == "off-above"
     assert (
@@ -60,7 +60,7 @@ def test_a_load_that_does_not_pay_does_not_spoil_what_is_expected_below() -> Non
         replace(
             CANDIDATE,
             running_high=20.0,
-            at_high=Speedup(20, "suffix", 1, 0.9, 0.85, 0.95),
+            at_high=Speedup(20, "suffix", 1, 0.9, 0.85, 0.95, 0.88),
         )
     )
     assert verdict.kind == "candidate"
@@ -86,12 +86,26 @@ def test_off_above_the_crossover() -> None:
             shares_high=Shares(0.8, 0.02, 0.18),
             running_low=15.6,
             running_high=16.0,
+            at_low=Speedup(16, "suffix", 2, 1.05, 0.9, 1.2, 1.01),
         )
     )
     assert verdict.kind == "off-above"
-    assert verdict.sentence.startswith("off above 11 running requests: 16 run here")
+    assert verdict.sentence == (
+        "off above 11 running requests: 16 run here, where drafts bring too little (1.01x)"
+    )
     assert "at 1 running request it would be 1.70x" in verdict.reason
     assert any("80% of the time at the highest load is queue" in s for s in verdict.next_steps)
+
+
+def test_it_says_what_the_cheaper_price_would_change() -> None:
+    dear = replace(CANDIDATE, running_low=15.6, running_high=16.0)
+    verdict = decide(replace(dear, best_crossover=Crossover(30, 30)))
+    assert verdict.kind == "off-above"  # the dearer price decides
+    cheaper = "; at the cheaper of the two prices of a verified token it would pay up to "
+    assert verdict.reason.endswith(f"{cheaper}29 running requests")
+    no_end = decide(replace(CANDIDATE, best_crossover=Crossover(None, 24)))
+    assert no_end.reason.endswith(f"{cheaper}at least 24 running requests")
+    assert "cheaper" not in decide(replace(dear, best_crossover=Crossover(12, 12))).reason
 
 
 def test_without_anything_to_copy_it_is_no() -> None:
@@ -101,7 +115,7 @@ def test_without_anything_to_copy_it_is_no() -> None:
         crossover=Crossover(1, 1),
         at_low=None,
         at_high=None,
-        at_one=Speedup(1, "ngram", 2, 1.01, 1.0, 1.02),
+        at_one=Speedup(1, "ngram", 2, 1.01, 1.0, 1.02, 1.0),
         largest_k=0,
     )
     verdict = decide(nothing)
