@@ -19,6 +19,7 @@ import json
 import logging
 import math
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -162,7 +163,9 @@ class Journal:
         self._wake = threading.Event()
         self._closed = False
         self._descriptor = _open(path)
-        self._size = os.fstat(self._descriptor).st_size
+        found = os.fstat(self._descriptor)
+        self._size = found.st_size
+        self._can_rotate = stat.S_ISREG(found.st_mode)  # /dev/null stays where it is
         self._thread = threading.Thread(target=self._run, name="autospec-journal", daemon=True)
         self._thread.start()
 
@@ -264,7 +267,7 @@ class Journal:
             self.flush()
 
     def _write(self, data: bytes) -> None:
-        if self._size and self._size + len(data) > self._max_bytes:
+        if self._can_rotate and self._size and self._size + len(data) > self._max_bytes:
             self._rotate()
         view = memoryview(data)
         while view:

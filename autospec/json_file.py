@@ -16,7 +16,8 @@ def check_writable(path: Path | None) -> None:
     if path is None:
         return
     folder = path.parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+    replaceable = path.is_file() or not path.exists()
+    if not replaceable or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(f"--json: {path} cannot be written; give a file in a folder that exists")
 
 

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -424,6 +425,7 @@ def _shown(value: object) -> str:
 
 def load_profile(path: Path) -> Profile:
     """The profile in a file. Raises ProfileError; CorruptProfile when it is damaged."""
+    _refuse_devices(path)
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -462,6 +464,7 @@ def warm_start(
 def save_profile(path: Path, profile: Profile) -> None:
     """Replace the file at ``path`` in one step: readers see the old or the new one, whole."""
     text = profile_json(profile)
+    _refuse_devices(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
@@ -476,6 +479,16 @@ def save_profile(path: Path, profile: Profile) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         raise ProfileError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _refuse_devices(path: Path) -> None:
+    """``/dev/null`` must not be read to its end, kept aside or replaced. Raises ProfileError."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # reading or writing will say it
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise ProfileError(f"{path}: is a device or a pipe; a profile needs a file")
 
 
 def save_delta(

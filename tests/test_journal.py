@@ -307,6 +307,19 @@ def test_rotation_keeps_two_readable_files(tmp_path: Path) -> None:
     assert read_journal(path).runs[0].workloads == {0: "chat"}
 
 
+def test_a_device_is_not_rotated(tmp_path: Path) -> None:
+    path = tmp_path / "null"
+    path.symlink_to("/dev/null")
+    with Journal(path, max_bytes=100, flush_seconds=60) as journal:
+        begin(journal)
+        for _ in range(3):
+            write(journal)
+            journal.flush()
+        assert journal.failure is None
+    assert [each.name for each in tmp_path.iterdir()] == ["null"]
+    assert path.is_symlink()
+
+
 def test_a_rotation_that_fails_closes_no_file_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

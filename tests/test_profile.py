@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import multiprocessing
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -393,6 +394,19 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         save_delta(tmp_path / "file" / "p.json", profile())
     with pytest.raises(ProfileError, match="cannot be written"):
         save_profile(tmp_path / "file" / "p.json", profile())
+
+
+def test_a_pipe_is_neither_read_nor_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "p.json"
+    os.mkfifo(path)
+    assert warm_start(path, IDENTITY, *LAYOUTS) is None
+    assert "is a device or a pipe" in caplog.text
+    for save in (save_delta, save_profile):
+        with pytest.raises(ProfileError, match="is a device or a pipe; a profile needs a file"):
+            save(path, profile())
+    assert path.is_fifo()
 
 
 @settings(max_examples=200)
