@@ -106,3 +106,23 @@ def check_slot(name: str, slots: int, slot: int) -> None:
     """Refuse a slot outside the index."""
     if not 0 <= slot < slots:
         raise InputError(f"proposer {name}: slot is {slot}; it must be in 0..{slots - 1}")
+
+
+class Checked:
+    """What a lookup was given last: the same objects need not be checked again."""
+
+    def __init__(self, name: str, num_slots: int, capacity: int) -> None:
+        self._name = name
+        self._num_slots = num_slots
+        self._capacity = capacity
+        self._history: History | None = None
+        self._slots: Int32Array | None = None
+        self._out: Drafts | None = None
+
+    def require(self, history: History, slots: Int32Array, out: Drafts) -> None:
+        """Raise InputError unless ``check_arrays`` and ``check_drafts`` are content."""
+        if history is self._history and slots is self._slots and out is self._out:
+            return
+        check_arrays(self._name, self._num_slots, self._capacity, history)
+        check_drafts(self._name, slots, out)
+        self._history, self._slots, self._out = history, slots, out

@@ -15,8 +15,7 @@ from autospec.compiled import compiled
 from autospec.errors import InputError
 from autospec.proposers.base import Drafts, History
 from autospec.proposers.index import (
-    check_arrays,
-    check_drafts,
+    Checked,
     check_match,
     check_positive,
     check_slot,
@@ -135,12 +134,12 @@ class NgramProposer:
         check_match(name, min_match, max_match)
         self.info = ProposerInfo(name, "lookup", max_k)
         self._slots = slots
-        self._capacity = capacity
         self._min_match = min_match
         # At most half full, so a probe is short and always meets an empty bucket.
         shape = (slots, max_match - min_match + 1, table_size(2 * capacity))
         self._heads = np.zeros(shape, np.int32)
         self._indexed = np.zeros(slots, np.int32)
+        self._checked = Checked(name, slots, capacity)
         self._warm()
 
     def _warm(self) -> None:
@@ -161,8 +160,7 @@ class NgramProposer:
 
         Raises InputError when arrays or slots do not fit; rows of good slots are written anyway.
         """
-        check_arrays(self.info.name, self._slots, self._capacity, history)
-        check_drafts(self.info.name, slots, out)
+        self._checked.require(history, slots, out)
         refused = _propose(
             history.tokens,
             history.lengths,

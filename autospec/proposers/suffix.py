@@ -19,8 +19,8 @@ from autospec.compiled import compiled
 from autospec.errors import InputError
 from autospec.proposers.base import Drafts, History
 from autospec.proposers.index import (
+    Checked,
     check_arrays,
-    check_drafts,
     check_match,
     check_positive,
     check_slot,
@@ -319,6 +319,7 @@ class SuffixProposer:
         self._matches = np.zeros(WITNESSES, np.int64)
         self._ranks = np.zeros(WITNESSES, np.int64)
         self._sources = np.zeros(WITNESSES, np.int64)
+        self._checked = Checked(name, slots, capacity)
         self._warm()
 
     def _warm(self) -> None:
@@ -350,8 +351,7 @@ class SuffixProposer:
         The last ``tail`` tokens of each are somebody's draft: gone on from, but not remembered.
         Raises InputError when arrays or slots do not fit; rows of good slots are written anyway.
         """
-        check_arrays(self.info.name, self._slots, self._capacity, history)
-        check_drafts(self.info.name, slots, out)
+        self._checked.require(history, slots, out)
         refused = _propose(
             history.tokens,
             history.lengths,

@@ -15,7 +15,6 @@ from autospec.adapters.vllm.graphs import candidate_ks, captured_k, named_ks, na
 from autospec.adapters.vllm.labels import RequestLabels, read_labels
 from autospec.adapters.vllm.modes import Mode, drafting_of
 from autospec.adapters.vllm.options import parse_options
-from autospec.adapters.vllm.slots import NO_SLOT, TokenSlots
 from autospec.adapters.vllm.versions import TESTED_TEXT, is_tested
 from autospec.cli.app import app
 from autospec.errors import ConfigError, EngineError
@@ -256,18 +255,3 @@ def test_speculation_must_be_on() -> None:
     off.speculative_config = None
     with pytest.raises(EngineError, match="--speculative-config"):
         drafting_of(off, None)
-
-
-def test_slots_follow_tokens() -> None:
-    slots = TokenSlots(1, 6)
-    slot = slots.take()
-    assert slots.take() == NO_SLOT
-    assert slots.sync(slot, [1, 2, 3], 3)
-    assert slots.sync(slot, [1, 2, 3, 4, 5], 4)
-    assert slots.history.tokens[slot, :4].tolist() == [1, 2, 3, 4]
-    assert slots.sync(slot, [7, 8], 2)
-    assert slots.history.tokens[slot, :2].tolist() == [7, 8]
-    assert not slots.sync(slot, list(range(7)), 7)
-    slots.give_back(slot)
-    assert slots.take() == slot
-    assert slots.history.lengths[slot] == 0

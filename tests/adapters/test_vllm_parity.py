@@ -72,7 +72,7 @@ def test_aborts_and_preemption(method: str, plain: dict[int, list[int]]) -> None
             assert tokens == plain[index][: len(tokens)]
             assert len(tokens) == len(plain[index]) or index in (1, 6)
         assert not samples(steering, "autospec_fallbacks_total")
-        assert not steering.pilot._requests
+        assert not steering.pilot.requests
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle"])

@@ -118,7 +118,7 @@ def test_a_cache_that_is_not_worth_it_is_given_up(monkeypatch: pytest.MonkeyPatc
         cold: list[bool] = []
 
         def look(_: int) -> None:
-            for tracked in steering.pilot._requests.values():
+            for tracked in steering.pilot.requests.values():
                 behind.append(tracked.behind)
                 cold.append(tracked.cold)
 

@@ -23,6 +23,7 @@ class FakeRequest:
     def __init__(self, name: str, prompt: list[int]) -> None:
         self.request_id = name
         self.prompt_token_ids = prompt
+        self.num_prompt_tokens = len(prompt)
         self.all_token_ids = list(prompt)
         self.sampling_params = SimpleNamespace(extra_args=None, temperature=0.0)
         self.max_tokens = 100
@@ -116,9 +117,10 @@ class FakeEngine:
             scheduled_spec_decode_tokens=drafts,
             total_num_scheduled_tokens=sum(counts.values()),
             preempted_req_ids=set(),
+            scheduled_new_reqs=[each for each in self.running if each.num_computed_tokens == 0],
+            scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
         )
         steering.safely("schedule", steering.after_schedule, output)
-        before = steering.safely("update", steering.before_update, output)
         sampled: list[list[int]] = []
         for request in self.running:
             tokens = [*drafts.get(request.request_id, ()), 7]
@@ -131,7 +133,7 @@ class FakeEngine:
         )
         if self.reports is not None:
             setattr(result, REPORT, self.reports)
-        steering.safely("update", steering.after_update, output, result, before)
+        steering.safely("update", steering.after_update, output, result)
         return getattr(output, ORDER, None)
 
 
@@ -159,7 +161,7 @@ def test_tokens_that_the_drafter_missed_are_counted() -> None:
     engine.add("a", 20)
     engine.step()
     engine.step()
-    tracked = engine.steering.pilot.get("a")
+    tracked = engine.steering.pilot.requests.get("a")
     assert tracked is not None
     assert (tracked.behind, tracked.last) == (K + 1, K + 1)
     engine.k = 0

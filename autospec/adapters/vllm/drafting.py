@@ -70,6 +70,7 @@ class DraftDesk:
         self._seconds = 0.0
         self._faults = 0
         self._is_logged = False
+        self._times = runner.device.type == "cpu"  # elsewhere the host does not know
 
     def defer(self, scheduler_output: Any, *arguments: Any) -> list[list[int]]:
         """Called where vLLM would draft: keep what drafting needs, draft nothing."""
@@ -89,6 +90,9 @@ class DraftDesk:
 
     def draft(self, order: DraftOrder, scheduler_output: Any) -> None:
         """Carry out an order before the step's target forward; fills in the draft tokens."""
+        if not self._packs and not order.draft:
+            self._call = None
+            return
         began = time.perf_counter()
         drafted: dict[str, list[int]] = {}
         try:
@@ -111,8 +115,7 @@ class DraftDesk:
 
     def report(self) -> DraftReport:
         """What was done for the step whose output is about to be sent."""
-        on_host = self._runner.device.type == "cpu"
-        report = DraftReport(self._seconds if on_host else None, self._faults, self.supports)
+        report = DraftReport(self._seconds if self._times else None, self._faults, self.supports)
         self._seconds, self._faults = 0.0, 0
         return report
 

@@ -15,19 +15,18 @@ from prometheus_client import CollectorRegistry
 from autospec import acceptance, cost
 from autospec.adapters.vllm.labels import RequestLabels
 from autospec.adapters.vllm.options import AdapterOptions
-from autospec.adapters.vllm.slots import NO_SLOT, TokenSlots
+from autospec.adapters.vllm.seats import NO_SEAT, Seats, add_tokens, describe, take_drafts
+from autospec.adapters.vllm.step_arrays import StepArrays, StepMemory
 from autospec.config import Settings
 from autospec.controller import Controller
 from autospec.errors import ProfileError
 from autospec.journal import open_journal
 from autospec.metrics import Metrics
 from autospec.profile import Identity, load_profile
-from autospec.proposers.base import Drafts, LookupProposer
-from autospec.proposers.settings import LOOKUP_DEFAULTS, make_lookup
+from autospec.proposers.base import LookupProposer
+from autospec.proposers.settings import make_lookup, untuned_lookups
 from autospec.records import (
-    BatchState,
     EngineInfo,
-    Float32Array,
     Int16Array,
     Int32Array,
     Plan,
@@ -39,12 +38,10 @@ from autospec.tuned import ProposerSettings
 
 log = logging.getLogger("autospec")
 
-_MOST_ROOM = np.iinfo(np.int16).max
-
 
 @dataclass(slots=True)
 class Tracked:
-    """A request as the pilot follows it.
+    """A request as the pilot follows it: ``count`` of its at most ``limit`` tokens are known.
 
     ``behind`` counts the tokens that the target has seen and the configured drafter has not,
     ``last`` how many of them came with the latest step. A ``cold`` request's drafter has given up
@@ -52,44 +49,28 @@ class Tracked:
     """
 
     handle: int
-    slot: int = NO_SLOT
-    is_long: bool = False
+    limit: int
+    seat: int = NO_SEAT
+    count: int = 0
     behind: int = 0
     last: int = 0
     prompt_behind: int = 0
     cold: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One decoding request before a step: its tokens so far, of which the first ``count`` count.
+@dataclass(slots=True)
+class StepPlan:
+    """A plan, the requests [n] that it is for, and the tokens that it drafts for each of them.
 
-    ``room`` is how many draft tokens fit before its limits; ``model`` whether the configured
-    drafter may be used for it.
+    The configured drafter's are zeros until it has drafted; ``num_drafts`` is the sum of all k.
+    ``arrays`` is None once the step was learned from.
     """
 
-    tracked: Tracked
-    tokens: Sequence[int]
-    count: int
-    room: int
-    model: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """A plan with the lookups' offers that it was made from."""
-
     plan: Plan
-    offers: dict[int, Drafts]
-
-    def lookup_tokens(self, row: int) -> list[int] | None:
-        """The tokens that a lookup drafts for a row; None if no lookup was chosen."""
-        offer = self.offers.get(int(self.plan.proposer[row]))
-        if offer is None:
-            return None
-        k = min(int(self.plan.k[row]), int(offer.lengths[row]))
-        tokens: list[int] = offer.tokens[row, :k].tolist()
-        return tokens
+    rows: Sequence[Tracked]
+    drafts: list[list[int]]
+    num_drafts: int
+    arrays: StepArrays | None
 
 
 class Pilot:
@@ -113,7 +94,7 @@ class Pilot:
         settings: Settings = options.settings()
         capacity = min(max_tokens, options.lookup_tokens)
         names = tuple(dict.fromkeys(options.lookups)) if with_lookups else ()
-        own = untuned_lookups(max_k, options.cache_tokens)
+        own = vllm_lookups(max_k, options.cache_tokens, beside_model=model is not None)
         if names:
             own |= _tuned(settings, engine, (*names, *([] if model is None else [model.name])))
         self.lookups: list[LookupProposer] = []
@@ -124,9 +105,8 @@ class Pilot:
         self.model = len(infos) if model is not None else -1
         if model is not None:
             infos.append(model)
-        self._proposers = len(infos)
-        self._slots = TokenSlots(max_requests, capacity)
-        self._requests: dict[str, Tracked] = {}
+        self._seats = Seats(max_requests, capacity if names else 0)
+        self.requests: dict[str, Tracked] = {}
         self._failed: set[int] = set()
         self.metrics = Metrics(registry)
         journal = None
@@ -137,13 +117,21 @@ class Pilot:
         self.controller = Controller(
             settings, infos, engine, metrics=self.metrics, journal=journal, seed=options.seed
         )
+        self._max_requests = max_requests
+        self._idle = [self._new_memory()]
+        self._warm_up()
 
     # Requests -------------------------------------------------------------------------------
 
     def start(
-        self, request_id: str, prompt: Sequence[int], temperature: float, labels: RequestLabels
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        temperature: float,
+        labels: RequestLabels,
+        limit: int,
     ) -> Tracked:
-        """A request was added."""
+        """A request was added; it can grow to ``limit`` tokens."""
         handle = self.controller.start(
             Request(
                 id=request_id,
@@ -155,32 +143,44 @@ class Pilot:
                 tpot_target_seconds=labels.tpot_target_seconds,
             )
         )
-        tracked = Tracked(handle)
-        self._requests[request_id] = tracked
+        tracked = Tracked(handle, limit)
+        self.requests[request_id] = tracked
         return tracked
 
-    def get(self, request_id: str) -> Tracked | None:
-        """The request, if it is followed."""
-        return self._requests.get(request_id)
+    def seat(self, tracked: Tracked, tokens: Sequence[int], count: int) -> bool:
+        """Read the first ``count`` tokens of a request that is to be planned; False without room.
+
+        Needed only if they are not those that were known and those that steps have brought since.
+        """
+        self._unseat(tracked)
+        tracked.seat = self._seats.take(tracked.handle, tokens, count, tracked.limit)
+        if tracked.seat == NO_SEAT:
+            return False
+        tracked.count = count
+        for lookup in self.lookups:
+            lookup.reset(tracked.seat)
+        return True
+
+    def rewrite(self, request_id: str, limit: int) -> None:
+        """Read the tokens anew when it decodes again: it was preempted, or a session went on."""
+        tracked = self.requests.get(request_id)
+        if tracked is not None:
+            tracked.limit = limit
+            self._unseat(tracked)
 
     def finish(self, request_id: str, tokens: Sequence[int] | None) -> None:
         """The request ended; its tokens, if it ended well, may serve suffix lookups of others."""
-        tracked = self._requests.pop(request_id, None)
+        tracked = self.requests.pop(request_id, None)
         if tracked is None:
             return
-        if tracked.slot != NO_SLOT:
-            if tokens is not None and self._slots.sync(tracked.slot, tokens, len(tokens)):
+        if tokens is not None and tracked.seat != NO_SEAT and self.lookups:
+            is_known = tracked.count == len(tokens) or self.seat(tracked, tokens, len(tokens))
+            if is_known and self._seats.history.lengths[tracked.seat] > 0:
                 for index, lookup in enumerate(self.lookups):
                     if index not in self._failed:
-                        lookup.retire(self._slots.history, tracked.slot)
-            self._release(tracked)
+                        lookup.retire(self._seats.history, tracked.seat)
+        self._unseat(tracked)
         self.controller.finish(tracked.handle)
-
-    def rewrite(self, request_id: str) -> None:
-        """Read the tokens anew when it decodes again: it was preempted, or a session went on."""
-        tracked = self._requests.get(request_id)
-        if tracked is not None and tracked.slot != NO_SLOT:
-            self._release(tracked)
 
     def close(self) -> None:
         """Save the profile and close the journal. Never raises."""
@@ -188,148 +188,157 @@ class Pilot:
 
     # Steps ----------------------------------------------------------------------------------
 
-    def plan(self, rows: Sequence[Row], waiting: int, prefill_tokens: int) -> StepPlan:
-        """Decide the next step of the decoding requests."""
-        n = len(rows)
-        offers = self._offer(rows)
-        lengths: Int16Array | None = None
-        confidence: Float32Array | None = None
-        if offers:
-            k_max = self.controller.k_max
-            lengths = np.zeros((self._proposers, n), dtype=np.int16)
-            confidence = np.zeros((self._proposers, n, k_max), dtype=np.float32)
-            for index, offer in offers.items():
-                lengths[index] = offer.lengths
-                confidence[index, :, : offer.confidence.shape[1]] = offer.confidence
-        stale: Int32Array | None = None
-        if self.model >= 0:
-            stale = np.zeros((self._proposers, n), dtype=np.int32)
-            stale[self.model] = [
-                max(0, row.tracked.behind - row.tracked.prompt_behind - row.tracked.last)
-                for row in rows
-            ]
-        plan = self.controller.plan(
-            BatchState(
-                handles=np.array([row.tracked.handle for row in rows], dtype=np.int64),
-                context_tokens=np.array([row.count for row in rows], dtype=np.int32),
-                offer_lengths=lengths,
-                offer_confidence=confidence,
-                last_tokens=np.array([row.tokens[row.count - 1] for row in rows], dtype=np.int32),
-                stale_tokens=stale,
-                room=np.array([min(row.room, _MOST_ROOM) for row in rows], dtype=np.int16),
-                waiting_requests=waiting,
-                prefill_tokens=prefill_tokens,
-            )
+    def plan(self, rows: Sequence[Tracked], waiting: int, prefill_tokens: int) -> StepPlan | None:
+        """Decide the next step of the seated requests; None if the controller could not."""
+        memory = self._idle.pop() if self._idle else self._new_memory()
+        arrays = memory.of(len(rows))
+        arrays.seats[:] = [tracked.seat for tracked in rows]
+        describe(
+            self._seats.known,
+            arrays.seats,
+            arrays.handles,
+            arrays.context_tokens,
+            arrays.last_tokens,
+            arrays.room,
+            arrays.offer_lengths,
         )
-        return StepPlan(plan, offers)
+        if self.lookups:
+            self._offer(arrays)
+        if self.model >= 0:
+            arrays.stale_tokens[:] = 0
+            arrays.stale_tokens[self.model] = [
+                max(0, tracked.behind - tracked.prompt_behind - tracked.last) for tracked in rows
+            ]
+        plan = self.controller.plan(arrays.batch(waiting, prefill_tokens))
+        if plan.mode == "fallback":
+            self._idle.append(memory)
+            return None
+        total = take_drafts(plan.proposer, plan.k, len(self.lookups), arrays.offered, arrays.drafts)
+        return StepPlan(plan, rows, _split(arrays.drafts, plan.k, total), total, arrays)
 
-    def drafted(self, step: StepPlan, drafted: Int16Array) -> StepPlan:
-        """The plan after it is known how many tokens [n] are really verified."""
-        return StepPlan(self.controller.trim(step.plan, drafted, None), step.offers)
+    def drafted(self, step: StepPlan, drafted: Int16Array) -> None:
+        """Not all of the planned tokens, but ``drafted`` [n] of them are really verified."""
+        step.plan = self.controller.trim(step.plan, drafted, None)
 
     def observe(
         self,
         step: StepPlan,
-        accepted: Int16Array,  # [n]
-        committed: Sequence[Sequence[int]],  # [n] tokens that were added
+        counts: list[int],
+        tokens: list[int],
         step_seconds: float,
         prefill_tokens: int,
         draft_seconds: float | None,
     ) -> None:
-        """Learn from a step, also what the lookups that were not used would have got right."""
-        n = len(committed)
-        counts = np.array([len(tokens) for tokens in committed], dtype=np.int16)
-        matched: Int16Array | None = None
-        if step.offers:
-            width = max(1, int(counts.max(initial=0)))
-            tokens = np.full((n, width), -1, dtype=np.int32)
-            for row, added in enumerate(committed):
-                tokens[row, : len(added)] = added
-            matched = np.full((self._proposers, n), -1, dtype=np.int16)
-            for index, offer in step.offers.items():
-                depth = min(width, offer.tokens.shape[1])
-                known = np.minimum(offer.lengths, counts)
-                equal = (offer.tokens[:, :depth] == tokens[:, :depth]) & (
-                    np.arange(depth) < known[:, None]
-                )
-                leading = np.logical_and.accumulate(equal, axis=1).sum(axis=1)
-                matched[index] = np.where(offer.lengths > 0, leading, -1)
+        """Learn from a step, also what the lookups that were not used would have got right.
+
+        ``counts`` [n] of ``tokens`` were added to each request, those of the first one first.
+        """
+        arrays = step.arrays
+        if arrays is None:
+            self.metrics.add_dropped("late or repeated")
+            return
+        step.arrays = None
+        for tracked, count in zip(step.rows, counts, strict=True):
+            tracked.count += count
+        add_tokens(
+            self._seats.known,
+            self._seats.history.tokens,
+            self._seats.history.lengths,
+            arrays.seats,
+            arrays.handles,
+            np.array(counts + tokens, dtype=np.int32),
+            arrays.offered,
+            arrays.offer_lengths,
+            arrays.committed,
+            arrays.accepted,
+            arrays.matched,
+        )
         seconds = None
         if draft_seconds is not None and self.model >= 0:
-            seconds = np.zeros(self._proposers)
+            seconds = np.zeros(arrays.matched.shape[0])
             seconds[self.model] = draft_seconds
         self.controller.observe(
             step.plan,
             StepResult(
                 verified=step.plan.verify,
-                accepted=accepted,
-                committed=counts,
+                accepted=arrays.accepted,
+                committed=arrays.committed,
                 step_seconds=step_seconds,
                 draft_seconds=seconds,
-                matched=matched,
+                matched=arrays.matched if self.lookups else None,
                 prefill_tokens=prefill_tokens,
             ),
         )
+        self._idle.append(arrays.memory)
 
     # ----------------------------------------------------------------------------------------
 
-    def _offer(self, rows: Sequence[Row]) -> dict[int, Drafts]:
-        """What the lookups draft, by proposer; rows without a slot get nothing."""
-        if len(self._failed) == len(self.lookups):
-            return {}
-        n = len(rows)
-        has_slot = [index for index, row in enumerate(rows) if self._sync(row)]
-        slots = np.array([rows[index].tracked.slot for index in has_slot], dtype=np.int32)
-        wanted = self.controller.wants_offers()
-        offers: dict[int, Drafts] = {}
+    def _offer(self, arrays: StepArrays) -> None:
+        """What the lookups draft; those that failed or are not asked offer nothing."""
+        wanted = self.controller.wants_offers().tolist()
         for index, lookup in enumerate(self.lookups):
-            if index in self._failed or not wanted[index]:
+            if not wanted[index] or index in self._failed:
                 continue
-            k = lookup.info.max_k
-            part = _empty_drafts(len(slots), k)
             try:
-                lookup.propose(self._slots.history, slots, part)
+                lookup.propose(self._seats.history, arrays.seats, arrays.offers[index])
             except Exception as error:
                 self._failed.add(index)
+                arrays.offer_lengths[index] = 0
                 self.metrics.add_fallback("lookup")
                 log.error("lookup %s failed and is left out", lookup.info.name, exc_info=error)
-                continue
-            if len(has_slot) == n:
-                offers[index] = part
-                continue
-            whole = _empty_drafts(n, k)
-            whole.tokens[has_slot] = part.tokens
-            whole.lengths[has_slot] = part.lengths
-            whole.confidence[has_slot] = part.confidence
-            offers[index] = whole
-        return offers
 
-    def _sync(self, row: Row) -> bool:
-        """Bring a row's history up to date; whether it has one."""
-        tracked = row.tracked
-        if tracked.is_long:
-            return False
-        if tracked.slot == NO_SLOT:
-            tracked.slot = self._slots.take()
-            if tracked.slot == NO_SLOT:
-                return False
-            for lookup in self.lookups:
-                lookup.reset(tracked.slot)
-        if self._slots.sync(tracked.slot, row.tokens, row.count):
-            return True
-        self._release(tracked)
-        tracked.is_long = True
-        return False
+    def _unseat(self, tracked: Tracked) -> None:
+        if tracked.seat != NO_SEAT:
+            self._seats.leave(tracked.seat)
+            tracked.seat = NO_SEAT
 
-    def _release(self, tracked: Tracked) -> None:
-        self._slots.give_back(tracked.slot)
-        tracked.slot = NO_SLOT
+    def _new_memory(self) -> StepMemory:
+        return StepMemory(
+            self._max_requests,
+            len(self.controller.proposers),
+            len(self.lookups),
+            self.controller.k_max,
+            has_model=self.model >= 0,
+        )
+
+    def _warm_up(self) -> None:
+        """Compile what steps call: no request shall wait for it."""
+        arrays = self._idle[0].of(1)
+        seats = Seats(1, 1)
+        describe(
+            seats.known, arrays.seats, arrays.handles, arrays.context_tokens, arrays.last_tokens,
+            arrays.room, arrays.offer_lengths,
+        )  # fmt: skip
+        take_drafts(
+            arrays.committed, arrays.accepted, len(self.lookups), arrays.offered, arrays.drafts
+        )
+        add_tokens(
+            seats.known, seats.history.tokens, seats.history.lengths, arrays.seats, arrays.handles,
+            np.zeros(1, dtype=np.int32), arrays.offered, arrays.offer_lengths, arrays.committed,
+            arrays.accepted, arrays.matched,
+        )  # fmt: skip
 
 
-def untuned_lookups(max_k: int, cache_tokens: int) -> dict[str, ProposerSettings]:
+def _split(drafts: Int32Array, k: Int16Array, total: int) -> list[list[int]]:
+    """The draft tokens by row."""
+    if total == 0:
+        return [[] for _ in range(k.shape[0])]
+    tokens: list[int] = drafts[:total].tolist()
+    rows: list[list[int]] = []
+    start = 0
+    for count in k.tolist():
+        rows.append(tokens[start : start + count])
+        start += count
+    return rows
+
+
+def vllm_lookups(
+    max_k: int, cache_tokens: int, *, beside_model: bool
+) -> dict[str, ProposerSettings]:
     """How the lookups draft in vLLM unless a profile says otherwise."""
     found = {
-        name: each.model_copy(update={"max_k": max_k}) for name, each in LOOKUP_DEFAULTS.items()
+        name: each.model_copy(update={"max_k": max_k})
+        for name, each in untuned_lookups(beside_model=beside_model).items()
     }
     found["suffix"] = found["suffix"].model_copy(update={"cache_tokens": cache_tokens})
     return found
@@ -349,11 +358,3 @@ def _tuned(
     except ProfileError:
         return {}
     return {} if profile.tuned is None else profile.tuned.proposers
-
-
-def _empty_drafts(rows: int, k: int) -> Drafts:
-    return Drafts(
-        np.zeros((rows, k), dtype=np.int32),
-        np.zeros(rows, dtype=np.int16),
-        np.zeros((rows, k), dtype=np.float32),
-    )

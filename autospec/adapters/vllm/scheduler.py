@@ -55,21 +55,20 @@ class _Steered:
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
-        self.steering.safely("schedule", self.steering.plan_ahead, scheduler_output)
+        if self.steering.plans_ahead:
+            self.steering.safely("schedule", self.steering.plan_ahead, scheduler_output)
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        self.steering.safely("drafts", self.steering.drafts_arrived, draft_token_ids)
+        if self.steering.plans_ahead:
+            self.steering.safely("drafts", self.steering.drafts_arrived, draft_token_ids)
         super().update_draft_token_ids(draft_token_ids)  # type: ignore[misc]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        steering = self.steering
-        before = steering.safely("update", steering.before_update, scheduler_output)
         outputs = super().update_from_output(  # type: ignore[misc]
             scheduler_output, model_runner_output
         )
-        steering.safely(
-            "update", steering.after_update, scheduler_output, model_runner_output, before
-        )
+        steering = self.steering
+        steering.safely("update", steering.after_update, scheduler_output, model_runner_output)
         return outputs
 
     def _update_request_as_session(self, session: Any, update: Any) -> None:

@@ -17,8 +17,8 @@ from autospec.adapters.vllm.labels import read_labels
 from autospec.adapters.vllm.modes import Drafting, Mode, drafting_of, engine_of
 from autospec.adapters.vllm.options import AdapterOptions, parse_options
 from autospec.adapters.vllm.orders import ORDER, REPORT, DraftOrder, DraftReport
-from autospec.adapters.vllm.pilot import Pilot, Row, StepPlan, Tracked
-from autospec.records import Int16Array
+from autospec.adapters.vllm.pilot import Pilot, StepPlan, Tracked
+from autospec.adapters.vllm.seats import NO_SEAT
 
 log = logging.getLogger("autospec")
 
@@ -32,6 +32,8 @@ _WARM_SHARE = 0.02
 
 _STEPS_UNDER_WAY = 64
 
+_NO_DRAFTS = DraftOrder()
+
 
 @dataclass(slots=True)
 class Flight:
@@ -40,7 +42,7 @@ class Flight:
     started: float
     step: StepPlan | None = None
     requests: list[Any] = field(default_factory=list)  # vLLM requests, row by row; None: left out
-    verify: Int16Array | None = None
+    asked: int | None = None  # draft tokens asked for, if nothing but the rows is to be scheduled
     prefill_tokens: int = 0
     ordered: bool = False
 
@@ -49,14 +51,16 @@ class Steering:
     """Drives a Pilot from the calls that vLLM makes to its scheduler.
 
     ``scheduler`` is vLLM's; its public state is read, and ``spec_token_ids`` of its requests is
-    written. Faults are counted, logged once, and leave the step to vLLM alone. Raises EngineError
-    and ConfigError when AutoSpec cannot work with this configuration.
+    written. Faults are counted, logged once, and leave the step to vLLM alone. ``plans_ahead`` says
+    whether ``plan_ahead`` and ``drafts_arrived`` have anything to do. Raises EngineError and
+    ConfigError when AutoSpec cannot work with this configuration.
     """
 
     def __init__(self, scheduler: Any, vllm_config: Any, version: str) -> None:
         self._scheduler = scheduler
         self.options: AdapterOptions = parse_options(vllm_config.additional_config)
         self.drafting: Drafting = drafting_of(vllm_config, self.options.model_max_k)
+        self.plans_ahead = self.drafting.mode is Mode.AHEAD
         self._is_async = bool(vllm_config.scheduler_config.async_scheduling)
         self._most = int(vllm_config.num_speculative_tokens)
         self._captured = named_ks(
@@ -76,6 +80,7 @@ class Steering:
         )
         self._exposition = Exposition(self.registry) if self.options.metrics else None
         self._flights: dict[int, Flight] = {}
+        self._has_model = self.pilot.model >= 0
         self._ahead: dict[str, tuple[StepPlan, int]] = {}  # of the next step
         self._ahead_k: dict[str, int] = {}
         self._ahead_before: dict[str, tuple[StepPlan, int]] = {}  # of the step being scheduled
@@ -89,7 +94,7 @@ class Steering:
         self._is_closed = False
         model = self.drafting.model
         self._keeps_state = model is not None and model.needs_state
-        if self.drafting.mode is Mode.AHEAD:
+        if self.plans_ahead:
             log.info(
                 "AutoSpec plans one step ahead (%s): method %s only, without lookups",
                 self.drafting.reason,
@@ -116,7 +121,7 @@ class Steering:
     def added(self, request: Any) -> None:
         """A request came in, or a streaming session got another part."""
         self._settle()
-        if self.pilot.get(request.request_id) is not None:
+        if self.pilot.requests.get(request.request_id) is not None:
             return
         parameters = request.sampling_params
         labels, mistakes = read_labels(None if parameters is None else parameters.extra_args)
@@ -134,11 +139,12 @@ class Steering:
             request.prompt_token_ids or (),
             0.0 if parameters is None else float(parameters.temperature),
             labels,
+            self._limit(request),
         )
 
     def rewritten(self, request: Any) -> None:
         """A session went on: its last token may have changed."""
-        self.pilot.rewrite(request.request_id)
+        self.pilot.rewrite(request.request_id, self._limit(request))
 
     def freed(self, request: Any) -> None:
         """A request ended, however it did. The step that ended it is still to be learned from."""
@@ -151,36 +157,28 @@ class Steering:
 
     def before_schedule(self) -> None:
         """Plan the step that is about to be scheduled, where plans are made NOW."""
-        self._settle()
+        if self._ended:
+            self._settle()
         self._current = flight = Flight(self.clock())
-        if self.drafting.mode is Mode.AHEAD:
+        if self.plans_ahead:
             return
-        requests: list[Any] = []
-        rows: list[Row] = []
-        prefill = 0
-        for request in self._scheduler.running:
-            behind = request.num_tokens - request.num_computed_tokens
-            if behind != 1 or request.num_output_tokens == 0:
-                prefill += max(0, behind)
-                continue
-            row = self._row(request, request.num_tokens)
-            if row is not None:
-                requests.append(request)
-                rows.append(row)
+        requests, rows, prefill = self._decoding()
         if not rows:
             flight.ordered = True
             return
         waiting = int(self._scheduler.get_request_counts()[1])
         step = self.pilot.plan(rows, waiting, prefill)
-        if step.plan.mode == "fallback":
+        if step is None:
             return
+        asked = 0
         for index, request in enumerate(requests):
-            tokens = step.lookup_tokens(index)
-            if tokens is None:  # the worker drafts them
-                tokens = [0] * int(step.plan.k[index]) if rows[index].model else []
-            elif request.use_structured_output and tokens:
-                tokens = self._scheduler.structured_output_manager.validate_tokens(request, tokens)
+            tokens = step.drafts[index]
+            if tokens:
+                tokens = self._allowed(step, index, request)
+                asked += len(tokens)
             request.spec_token_ids = tokens
+        if len(requests) == len(self._scheduler.running):
+            flight.asked = asked
         flight.step, flight.requests = step, requests
         flight.ordered = True
 
@@ -190,44 +188,19 @@ class Steering:
         self._current = None
         if flight is None or not output.num_scheduled_tokens:
             return
-        if self.drafting.mode is Mode.AHEAD:
+        if self.plans_ahead:
             self._take_ahead(flight, output)
-        scheduled = output.scheduled_spec_decode_tokens
-        decoding = 0
-        if flight.step is not None:
-            drafted = np.array(
-                [
-                    0 if request is None else len(scheduled.get(request.request_id, ()))
-                    for request in flight.requests
-                ],
-                dtype=np.int16,
-            )
-            flight.step = self.pilot.drafted(flight.step, drafted)
-            flight.verify = drafted
-            decoding = int(drafted.sum()) + sum(
-                request is not None and request.request_id in output.num_scheduled_tokens
-                for request in flight.requests
-            )
-        flight.prefill_tokens = max(0, output.total_num_scheduled_tokens - decoding)
+        if not _is_as_planned(flight, output):
+            self._cut(flight, output)
         for request_id in output.preempted_req_ids or ():
             self._preempted(request_id)
         if flight.ordered:
-            order = DraftOrder()
-            if self.pilot.model >= 0:
-                order = self._order(flight, output)
-            setattr(output, ORDER, order)
+            setattr(output, ORDER, self._order(flight, output) if self._has_model else _NO_DRAFTS)
         self._flights[id(output)] = flight
         while len(self._flights) > _STEPS_UNDER_WAY:
             del self._flights[next(iter(self._flights))]
 
-    def before_update(self, output: Any) -> list[int] | None:
-        """Output tokens of the planned requests before the step's are added."""
-        flight = self._flights.get(id(output))
-        if flight is None:
-            return None
-        return [0 if request is None else request.num_output_tokens for request in flight.requests]
-
-    def after_update(self, output: Any, result: Any, before: Sequence[int] | None) -> None:
+    def after_update(self, output: Any, result: Any) -> None:
         """Learn from a step whose output has been added to the requests."""
         flight = self._flights.pop(id(output), None)
         now = self.clock()
@@ -236,40 +209,17 @@ class Steering:
         seconds = now - max(flight.started, self._last_end)
         self._last_end = now
         report: DraftReport | None = getattr(result, REPORT, None)
-        self._note_worker(report, flight)
-        sampled = result.sampled_token_ids
-        rows = result.req_id_to_index
-        if self._keeps_state and self.drafting.mode is Mode.NOW:
-            self._note_behind(output, sampled, rows)
-        step = flight.step
-        if step is None or before is None:
+        if flight.ordered:
+            self._note_worker(report)
+        if self._keeps_state and not self.plans_ahead:
+            self._note_behind(output, result.sampled_token_ids, result.req_id_to_index)
+        if flight.step is not None:
+            self._learn(flight, flight.step, result, seconds, report)
+        if self._ended:
             self._settle()
-            return
-        accepted = np.zeros(len(flight.requests), dtype=np.int16)
-        committed: list[Sequence[int]] = []
-        is_whole = True
-        for index, request in enumerate(flight.requests):
-            place = None if request is None else rows.get(request.request_id)
-            if place is None or not sampled:
-                committed.append(())
-                is_whole = False
-                continue
-            committed.append(request.output_token_ids[before[index] :])
-            accepted[index] = max(0, len(sampled[place]) - 1)
-        self.pilot.observe(
-            step,
-            accepted,
-            committed,
-            seconds if is_whole else float("nan"),
-            flight.prefill_tokens,
-            None if report is None else report.seconds,
-        )
-        self._settle()
 
     def drafts_arrived(self, drafts: Any) -> None:
         """Cut vLLM's own drafts to the plan that was made AHEAD of them."""
-        if self.drafting.mode is not Mode.AHEAD:
-            return
         tokens = drafts.draft_token_ids
         for index, request_id in enumerate(drafts.req_ids):
             if request_id in self._ahead:
@@ -277,27 +227,25 @@ class Steering:
 
     def plan_ahead(self, output: Any) -> None:
         """Plan the step after the one that was just scheduled; called while vLLM closes it."""
-        if self.drafting.mode is not Mode.AHEAD:
-            return
         scheduled = output.num_scheduled_tokens
         self._ahead_before = {
             each: self._ahead.pop(each) for each in scheduled if each in self._ahead
         }
         requests: list[Any] = []
-        rows: list[Row] = []
+        rows: list[Tracked] = []
         for request_id in scheduled:
             request = self._scheduler.requests[request_id]
             if request.is_prefill_chunk:
                 continue
-            row = self._row(request, request.num_tokens)
-            if row is not None:
+            tracked = self._seated(request, request.num_tokens)
+            if tracked is not None:
                 requests.append(request)
-                rows.append(row)
+                rows.append(tracked)
         if not rows:
             return
         waiting = int(self._scheduler.get_request_counts()[1])
         step = self.pilot.plan(rows, waiting, 0)
-        if step.plan.mode == "fallback":
+        if step is None:
             return
         ks = [captured_k(k, self._captured) for k in step.plan.k.tolist()]
         depth = self._most if self.drafting.fixed_depth else max(ks)
@@ -323,16 +271,86 @@ class Steering:
 
     # ----------------------------------------------------------------------------------------
 
-    def _row(self, request: Any, count: int) -> Row | None:
-        tracked = self.pilot.get(request.request_id)
-        if tracked is None:
-            return None
-        model = self.pilot.model >= 0 and not tracked.cold
-        if self.drafting.mode is Mode.NOW:
-            model = model and self._worker_reports and not request.use_structured_output
-        left = request.max_tokens - request.num_output_tokens - 1
-        room = min(left, self._max_model_len - count - 1)
-        return Row(tracked, request.all_token_ids, count, max(0, room), model)
+    def _limit(self, request: Any) -> int:
+        """The most tokens that a request can come to."""
+        return min(int(request.num_prompt_tokens) + int(request.max_tokens), self._max_model_len)
+
+    def _decoding(self) -> tuple[list[Any], list[Tracked], int]:
+        """The requests that decode in the next step, as vLLM and as the pilot know them, and the
+        prompt tokens that others still need."""
+        requests: list[Any] = []
+        rows: list[Tracked] = []
+        prefill = 0
+        for request in self._scheduler.running:
+            count = request.num_tokens
+            behind = count - request.num_computed_tokens
+            if behind != 1 or count == request.num_prompt_tokens:
+                prefill += max(0, behind)
+                continue
+            tracked = self._seated(request, count)
+            if tracked is not None:
+                requests.append(request)
+                rows.append(tracked)
+        return requests, rows, prefill
+
+    def _seated(self, request: Any, count: int) -> Tracked | None:
+        """The request if it is followed and can be planned, all of its ``count`` tokens known."""
+        tracked = self.pilot.requests.get(request.request_id)
+        if tracked is None or (tracked.count == count and tracked.seat != NO_SEAT):
+            return tracked
+        return tracked if self.pilot.seat(tracked, request.all_token_ids, count) else None
+
+    def _allowed(self, step: StepPlan, row: int, request: Any) -> list[int]:
+        """The planned draft tokens that may be used for a request."""
+        tokens = step.drafts[row]
+        if self._has_model and step.plan.proposer[row] == self.pilot.model:
+            is_ready = self._worker_reports and not step.rows[row].cold
+            return tokens if is_ready and not request.use_structured_output else []
+        if request.use_structured_output:
+            manager = self._scheduler.structured_output_manager
+            return manager.validate_tokens(request, tokens)  # type: ignore[no-any-return]
+        return tokens
+
+    def _cut(self, flight: Flight, output: Any) -> None:
+        """Note what vLLM scheduled of a plan, and what else."""
+        decoding = 0
+        if flight.step is not None:
+            counts = output.num_scheduled_tokens
+            drafts = output.scheduled_spec_decode_tokens
+            verify: list[int] = []
+            for request in flight.requests:
+                name = None if request is None else request.request_id
+                verify.append(len(drafts.get(name, ())))
+                decoding += name in counts
+            decoding += sum(verify)
+            self.pilot.drafted(flight.step, np.array(verify, dtype=np.int16))
+        flight.prefill_tokens = max(0, output.total_num_scheduled_tokens - decoding)
+
+    def _learn(
+        self,
+        flight: Flight,
+        step: StepPlan,
+        result: Any,
+        seconds: float,
+        report: DraftReport | None,
+    ) -> None:
+        sampled, places = result.sampled_token_ids, result.req_id_to_index
+        counts: list[int] = []
+        tokens: list[int] = []
+        for request in flight.requests:
+            place = None if request is None else places.get(request.request_id)
+            added = sampled[place] if place is not None and sampled else ()
+            counts.append(len(added))
+            tokens += added
+        is_whole = 0 not in counts
+        self.pilot.observe(
+            step,
+            counts,
+            tokens,
+            seconds if is_whole else float("nan"),
+            flight.prefill_tokens,
+            None if report is None else report.seconds,
+        )
 
     def _settle(self) -> None:
         """Let go of the requests that have ended."""
@@ -358,16 +376,16 @@ class Steering:
 
     def _order(self, flight: Flight, output: Any) -> DraftOrder:
         draft: dict[str, int] = {}
-        step = flight.step
-        if step is not None and flight.verify is not None:
-            for index, request in enumerate(flight.requests):
-                k = int(flight.verify[index])
-                if k > 0 and request is not None and step.plan.proposer[index] == self.pilot.model:
+        if flight.step is not None:
+            plan = flight.step.plan
+            rows = zip(flight.requests, plan.proposer.tolist(), plan.verify.tolist(), strict=True)
+            for request, proposer, k in rows:
+                if k > 0 and request is not None and proposer == self.pilot.model:
                     draft[request.request_id] = k
         catch_up: list[str] = []
         due: list[tuple[str, Tracked]] = []
         for request_id in output.num_scheduled_tokens:
-            tracked = self.pilot.get(request_id)
+            tracked = self.pilot.requests.get(request_id)
             if tracked is None or tracked.cold or request_id in draft:
                 continue
             if tracked.prompt_behind:
@@ -381,7 +399,7 @@ class Steering:
                 tracked.cold = not pays
             (catch_up if pays else forget).extend(request_id for request_id, _ in due)
         for request_id in (*draft, *catch_up):
-            tracked = self.pilot.get(request_id)
+            tracked = self.pilot.requests.get(request_id)
             if tracked is not None:
                 flight.prefill_tokens += tracked.prompt_behind
                 tracked.behind = tracked.prompt_behind = 0
@@ -402,7 +420,7 @@ class Steering:
     def _note_behind(self, output: Any, sampled: Any, rows: Any) -> None:
         """Count what the target has seen in a step and the drafter has not."""
         for request_id, count in output.num_scheduled_tokens.items():
-            tracked = self.pilot.get(request_id)
+            tracked = self.pilot.requests.get(request_id)
             place = rows.get(request_id)
             if tracked is None or tracked.cold or place is None:
                 continue
@@ -415,16 +433,14 @@ class Steering:
                 tracked.prompt_behind += seen
 
     def _preempted(self, request_id: str) -> None:
-        tracked = self.pilot.get(request_id)
+        tracked = self.pilot.requests.get(request_id)
         if tracked is not None:
             tracked.behind = tracked.last = tracked.prompt_behind = 0
             tracked.cold = False
-            self.pilot.rewrite(request_id)
+            self.pilot.rewrite(request_id, tracked.limit)
 
-    def _note_worker(self, report: DraftReport | None, flight: Flight) -> None:
+    def _note_worker(self, report: DraftReport | None) -> None:
         """Model drafts are asked for once a worker has shown that the plugin is there."""
-        if not flight.ordered:
-            return
         if report is None:
             if self.pilot.model >= 0 and not self._worker_reports:
                 self._worker_missing_steps += 1
@@ -443,7 +459,21 @@ class Steering:
                 "none" if self.drafting.model is None else self.drafting.model.name,
             )
             self.drafting = replace(self.drafting, mode=Mode.AHEAD, reason="an unknown drafter")
+            self.plans_ahead = True
             return
         self._worker_reports = True
         for _ in range(report.faults):
             self.fault("drafting", None, "the configured drafter failed")
+
+
+def _is_as_planned(flight: Flight, output: Any) -> bool:
+    """Whether exactly what was asked for was scheduled, and nothing beside it."""
+    step = flight.step
+    if step is None or flight.asked != step.num_drafts:
+        return False
+    return bool(
+        len(output.num_scheduled_tokens) == len(flight.requests)
+        and output.total_num_scheduled_tokens == len(flight.requests) + step.num_drafts
+        and not output.scheduled_new_reqs
+        and not output.scheduled_cached_reqs.resumed_req_ids
+    )

@@ -1,0 +1,126 @@
+"""The running requests as compiled kernels see them: who they are, and their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autospec.compiled import compiled
+from autospec.proposers.base import History
+from autospec.records import Int16Array, Int32Array, Int64Array
+
+NO_SEAT = -1
+"""Seat of a request that is not decoding, or that came when all seats were taken."""
+
+HANDLE, COUNT, LAST, LIMIT = range(4)
+"""Columns of ``Seats.known``: the controller's handle (0: the seat is free), the tokens so far, the
+newest of them, and how many there may be in the end."""
+
+MOST_ROOM = np.iinfo(np.int16).max
+
+
+class Seats:
+    """A row for each request that decodes. Texts longer than ``capacity`` are not kept."""
+
+    def __init__(self, seats: int, capacity: int) -> None:
+        self.known: Int64Array = np.zeros((seats, 4), dtype=np.int64)
+        self.history = History(
+            np.zeros((seats, capacity), dtype=np.int32), np.zeros(seats, dtype=np.int32)
+        )
+        self._capacity = capacity
+        self._free = list(range(seats - 1, -1, -1))
+
+    def take(self, handle: int, tokens: Sequence[int], count: int, limit: int) -> int:
+        """Seat a request of ``count`` tokens, at least one; NO_SEAT if there is no free seat."""
+        if not self._free:
+            return NO_SEAT
+        seat = self._free.pop()
+        self.known[seat] = handle, count, tokens[count - 1], limit
+        kept = count if count <= self._capacity else 0
+        self.history.lengths[seat] = kept
+        self.history.tokens[seat, :kept] = tokens[:kept]
+        return seat
+
+    def leave(self, seat: int) -> None:
+        """The request of ``seat`` has ended, or will be seated anew."""
+        self.known[seat] = 0
+        self.history.lengths[seat] = 0
+        self._free.append(seat)
+
+
+@compiled
+def describe(
+    known: Int64Array,
+    seats: Int32Array,
+    handles: Int64Array,
+    context_tokens: Int32Array,
+    last_tokens: Int32Array,
+    room: Int16Array,
+    offer_lengths: Int16Array,
+) -> None:
+    """What a plan needs to know of the requests in ``seats`` [n]; nothing is offered yet [p, n]."""
+    for i in range(seats.shape[0]):
+        row = known[seats[i]]
+        handles[i] = row[HANDLE]
+        context_tokens[i] = row[COUNT]
+        last_tokens[i] = row[LAST]
+        room[i] = max(0, min(row[LIMIT] - row[COUNT] - 1, MOST_ROOM))
+    offer_lengths[:] = 0
+
+
+@compiled
+def add_tokens(
+    known: Int64Array,
+    text: Int32Array,
+    lengths: Int32Array,
+    seats: Int32Array,
+    handles: Int64Array,
+    counts_and_tokens: Int32Array,
+    offered: Int32Array,
+    offer_lengths: Int16Array,
+    committed: Int16Array,
+    accepted: Int16Array,
+    matched: Int16Array,
+) -> None:
+    """Add a step's tokens to the requests in ``seats`` [n] that are still those of ``handles``.
+
+    ``counts_and_tokens`` holds n counts, then the tokens of all rows. Writes what was committed and
+    accepted [n], and how many leading tokens of every offer [p, n] were right; -1 without one.
+    """
+    n = seats.shape[0]
+    start = n
+    for i in range(n):
+        count = counts_and_tokens[i]
+        committed[i] = count
+        accepted[i] = max(0, count - 1)
+        for p in range(matched.shape[0]):
+            most = min(offer_lengths[p, i], count)
+            right = 0
+            while right < most and offered[p, i, right] == counts_and_tokens[start + right]:
+                right += 1
+            matched[p, i] = right if offer_lengths[p, i] > 0 else -1
+        seat = seats[i]
+        if count > 0 and known[seat, HANDLE] == handles[i]:
+            length = lengths[seat]
+            if 0 < length <= text.shape[1] - count:
+                text[seat, length : length + count] = counts_and_tokens[start : start + count]
+                lengths[seat] = length + count
+            else:
+                lengths[seat] = 0
+            known[seat, COUNT] += count
+            known[seat, LAST] = counts_and_tokens[start + count - 1]
+        start += count
+
+
+@compiled
+def take_drafts(
+    proposer: Int16Array, k: Int16Array, lookups: int, offered: Int32Array, drafts: Int32Array
+) -> int:
+    """The planned draft tokens, row by row; zeros where no lookup drafts. Returns their number."""
+    total = 0
+    for i in range(k.shape[0]):
+        for j in range(k[i]):
+            drafts[total] = offered[proposer[i], i, j] if proposer[i] < lookups else 0
+            total += 1
+    return total
