@@ -49,10 +49,21 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """One engine step: whether prompts were read in it, and the ``drafted`` tokens of all requests
+    that were ``decoding``."""
+
+    seconds: float
+    has_prompts: bool
+    decoding: int
+    drafted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """A block as it was served. ``first_tokens`` of the ``tokens`` come from prompts. ``choices``
     counts request steps by number of draft tokens; ``steps`` and ``overhead_seconds`` are engine
-    steps and AutoSpec's own time in them."""
+    steps and AutoSpec's own time in them, ``timeline`` is step by step."""
 
     tokens: int
     first_tokens: int
@@ -62,6 +73,7 @@ class Served:
     choices: dict[int, int]
     steps: int
     overhead_seconds: float
+    timeline: Sequence[Step]
 
 
 def engine_arguments(setup: ArmSetup) -> dict[str, Any]:
@@ -128,6 +140,7 @@ class Server:
         numbers: dict[str, int] = {}  # of the running requests
         started: set[str] = set()
         tokens = 0
+        timeline: list[Step] = []
         began = self._clock()
         while not feed.is_over:
             while len(numbers) < load:
@@ -145,7 +158,11 @@ class Server:
                         extra_args={"autospec": {"workload": request.workload}},
                     ),
                 )
-            for output in self._engine.step():
+            step_began = self._clock()
+            outputs = self._engine.step()
+            decoding, drafted, has_prompts = self._scheduled
+            timeline.append(Step(self._clock() - step_began, has_prompts, decoding, drafted))
+            for output in outputs:
                 tokens += len(output.outputs[0].token_ids)
                 started.add(output.request_id)
                 if output.finished:
@@ -163,12 +180,14 @@ class Server:
             choices=dict(self._choices),
             steps=self._steps,
             overhead_seconds=self._overhead,
+            timeline=timeline,
         )
 
     def _start_counting(self) -> None:
         self._request_steps = self._steps = 0
         self._overhead = 0.0
         self._choices: Counter[int] = Counter()
+        self._scheduled = (0, 0, False)  # requests that decode, their draft tokens, any prompts
 
     def _watch(self) -> None:
         """Count what is scheduled and, where AutoSpec steers, the time that it takes itself."""
@@ -178,11 +197,14 @@ class Server:
             output = schedule(*args, **kwargs)
             self._steps += bool(output.num_scheduled_tokens)
             drafts = output.scheduled_spec_decode_tokens
+            ks: list[int] = []
             for name, scheduled in output.num_scheduled_tokens.items():
                 request = self._scheduler.requests[name]
                 if request.num_computed_tokens - scheduled >= request.num_prompt_tokens:
-                    self._request_steps += 1
-                    self._choices[len(drafts.get(name, ()))] += 1
+                    ks.append(len(drafts.get(name, ())))
+            self._request_steps += len(ks)
+            self._choices.update(ks)
+            self._scheduled = len(ks), sum(ks), len(ks) < len(output.num_scheduled_tokens)
             return output
 
         self._scheduler.schedule = counted

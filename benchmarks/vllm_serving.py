@@ -33,7 +33,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from vllm_arm import TABLE, ArmSetup, Request, Served
+from vllm_arm import TABLE, ArmSetup, Request, Served, Step
 
 from autospec.phases import (
     ADAPTIVE,
@@ -95,7 +95,9 @@ class Arms:
             "requests": [[list(each.prompt), each.max_tokens, each.workload] for each in requests],
             "load": load,
         }
-        return Served(**self._ask(arm, block))
+        answer = self._ask(arm, block)
+        answer["timeline"] = [Step(**each) for each in answer["timeline"]]
+        return Served(**answer)
 
     def stop(self) -> None:
         """End all of them."""
@@ -162,6 +164,19 @@ def encode(prompts: Sequence[Prompt], model: str) -> dict[str, list[int]]:
             return_dict=False,
         )
     return encoded
+
+
+def set_environment(most_threads: int | None) -> int:
+    """Have the arms run in process on that many cores, if there are; the number of threads."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # By itself vLLM leaves a core to its scheduler's process; here that is the engine's own.
+    cores = sorted(os.sched_getaffinity(0))[:most_threads]
+    os.environ["OMP_NUM_THREADS"] = str(len(cores))
+    binding = ",".join(map(str, cores)) if len(cores) > 1 else "nobind"
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = binding
+    return len(cores)
 
 
 def preload() -> list[str]:
@@ -239,15 +254,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     console = Console(width=120)
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    # By itself vLLM leaves a core to its scheduler's process; here that is the engine's own.
-    cores = sorted(os.sched_getaffinity(0))[: options.threads]
-    threads = len(cores)
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    binding = ",".join(map(str, cores)) if threads > 1 else "nobind"
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = binding
+    threads = set_environment(options.threads)
     if options.clock == "cpu" and threads > 1:
         parser.error("--clock cpu needs --threads 1: threads that wait for each other use time too")
     console.print(f"preloaded: {', '.join(preload()) or 'nothing'}", highlight=False)
