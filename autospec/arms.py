@@ -34,7 +34,12 @@ from autospec.proposers.draft_model import DraftModelProposer
 from autospec.proposers.early_exit import EarlyExitProposer
 from autospec.proposers.heads import HEAD_KINDS, head_kind, load_head
 from autospec.proposers.lookahead import LookaheadProposer
-from autospec.proposers.settings import LOOKUP_DEFAULTS, make_lookup, settings_of
+from autospec.proposers.settings import (
+    LOOKUP_DEFAULTS,
+    make_lookup,
+    settings_of,
+    untuned_lookups,
+)
 from autospec.proposers.suffix import SuffixProposer
 from autospec.proposers.suffix_after import SuffixAfter
 from autospec.records import (
@@ -203,6 +208,11 @@ class ArmInputs:
     heads: tuple[Path, ...] = ()
     appended: bool = False
 
+    @property
+    def has_model(self) -> bool:
+        """Whether anything but lookups may draft."""
+        return self.draft is not None or bool(self.heads)
+
 
 class Arm:
     """A decoder of its own over the shared target, with or without a controller."""
@@ -226,7 +236,8 @@ class Arm:
             engine = engine_info(inputs.target)
             if spec.name == ADAPTIVE and profile is None and settings.profile.path is not None:
                 profile = _saved(settings.profile.path, inputs, engine)
-            proposers = _proposers(spec, inputs, settings_of(profile))
+            own = settings_of(profile, beside_model=inputs.has_model)
+            proposers = _proposers(spec, inputs, own)
             infos = tuple(proposer.info for proposer in proposers)
             self.controller = Controller(
                 settings if spec.name == ADAPTIVE else static_settings(spec),
@@ -335,7 +346,7 @@ def _proposers(
     chosen: list[LookupProposer | ModelProposer] = []
     for name in LOOKUP_DEFAULTS:
         if spec.proposer in (None, name):
-            own = tuned[name] if spec.proposer is None else _at_k(name, spec.k)
+            own = tuned[name] if spec.proposer is None else _at_k(name, spec.k, inputs)
             chosen.append(make_lookup(name, own, inputs.slots, inputs.capacity))
     if spec.proposer in (None, "draft_model") and inputs.draft is not None:
         found = None if spec.proposer else tuned.get("draft_model")
@@ -384,13 +395,15 @@ def _appended(k: int, inputs: ArmInputs) -> SuffixAfter:
     else:
         assert inputs.draft is not None
         head = DraftModelProposer(inputs.draft, max_k=_APPENDED_HEAD_K)
-    settings = _at_k("suffix", k - _APPENDED_HEAD_K)
+    settings = _at_k("suffix", k - _APPENDED_HEAD_K, inputs)
     suffix = cast(SuffixProposer, make_lookup("suffix", settings, inputs.slots, inputs.capacity))
     return SuffixAfter(head, suffix, head_k=_APPENDED_HEAD_K, name=APPENDED)
 
 
-def _at_k(name: str, k: int) -> ProposerSettings:
-    return LOOKUP_DEFAULTS[name].model_copy(update={"max_k": k})
+def _at_k(name: str, k: int, inputs: ArmInputs) -> ProposerSettings:
+    """A static lookup drafts like the adaptive arm's."""
+    untuned = untuned_lookups(beside_model=inputs.has_model)
+    return untuned[name].model_copy(update={"max_k": k})
 
 
 def static_settings(spec: ArmSpec) -> Settings:

@@ -148,7 +148,7 @@ def tabulate(
     capacity = max(
         len(request.prompt_token_ids) + len(request.output_token_ids) for request in requests
     )
-    lookup = make_lookup(proposer, settings or untuned(proposer, part.max_k), slots, capacity)
+    lookup = make_lookup(proposer, settings or untuned(proposer, cost), slots, capacity)
     history = History(np.zeros((slots, capacity), dtype=np.int32), np.zeros(slots, dtype=np.int32))
     draft_tokens = np.zeros((slots, part.max_k), dtype=np.int32)
     confidence = np.zeros((slots, part.max_k), dtype=np.float32)

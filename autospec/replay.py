@@ -32,7 +32,7 @@ from autospec.cost_file import AppendedSeconds, CostFile, LookupSeconds
 from autospec.errors import InputError
 from autospec.profile import Profile
 from autospec.proposers.base import Drafts, History, LookupProposer
-from autospec.proposers.settings import LOOKUP_DEFAULTS, make_lookup
+from autospec.proposers.settings import make_lookup, untuned_lookups
 from autospec.proposers.suffix import SuffixProposer
 from autospec.records import (
     BatchState,
@@ -271,7 +271,7 @@ class ReplayEngine:
         self.proposers: list[ProposerInfo] = []
         for name, part in cost.proposers.items():
             if isinstance(part, LookupSeconds):
-                own = untuned(name, part.max_k) if tuned is None else tuned[name]
+                own = untuned(name, cost) if tuned is None else tuned[name]
                 lookup = make_lookup(name, own, slots, capacity)
                 self.lookups.append(lookup)
                 self.proposers.append(lookup.info)
@@ -554,10 +554,14 @@ class ReplayEngine:
         )
 
 
-def untuned(name: str, max_k: int) -> ProposerSettings:
+def untuned(name: str, cost: CostFile) -> ProposerSettings:
     """How the lookup ``ngram`` or ``suffix`` of a cost file drafts, unless tuned."""
-    update = {"max_k": max_k, **({"cache_tokens": CACHE_TOKENS} if name == "suffix" else {})}
-    return LOOKUP_DEFAULTS[name].model_copy(update=update)
+    parts = cost.proposers
+    update = {"max_k": parts[name].max_k}
+    if name == "suffix":
+        update["cache_tokens"] = CACHE_TOKENS
+    beside_model = any(not isinstance(part, LookupSeconds) for part in parts.values())
+    return untuned_lookups(beside_model=beside_model)[name].model_copy(update=update)
 
 
 def shuffled(

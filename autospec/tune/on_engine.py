@@ -19,7 +19,7 @@ from autospec.cost import StepCost
 from autospec.engine.request import GenerationRequest
 from autospec.profile import Profile, Statistics, merge
 from autospec.prompts import Prompt, read_prompts
-from autospec.proposers.settings import LOOKUP_DEFAULTS
+from autospec.proposers.settings import untuned_lookups
 from autospec.records import Float32Array, ProposerInfo
 from autospec.trace import TraceRequest
 from autospec.tune.embedded import Course, Models, model_settings, record_all, requests_of
@@ -111,8 +111,9 @@ def _measure(
 ) -> tuple[Data, Statistics]:
     """The step-cost surface and the recorded requests, or what an earlier run had of them."""
     proposers = models.proposers()
+    lookups = untuned_lookups(beside_model=bool(proposers))
     infos = (
-        *(ProposerInfo(name, "lookup", each.max_k) for name, each in LOOKUP_DEFAULTS.items()),
+        *(ProposerInfo(name, "lookup", each.max_k) for name, each in lookups.items()),
         *(each.info for each in proposers),
     )
     if state.cost is None:
@@ -129,9 +130,9 @@ def _measure(
     model.load(step)
     meter.show("decoding the prompts once")
     traces, confidence = _recorded(options, models, requests, state)
-    settings: dict[str, ProposerSettings] = {**LOOKUP_DEFAULTS, **model_settings(proposers)}
+    settings: dict[str, ProposerSettings] = {**lookups, **model_settings(proposers)}
     if not state.lookup_seconds:
-        _, state.lookup_seconds = measure_rates(traces, LOOKUP_DEFAULTS)
+        _, state.lookup_seconds = measure_rates(traces, lookups)
     tuning, held_out = split(traces, options.seed)
     bed = Bed(
         models.info,

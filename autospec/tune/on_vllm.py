@@ -21,7 +21,7 @@ from rich.console import Console
 
 from autospec.adapters.vllm.arguments import DEFAULT_K
 from autospec.adapters.vllm.options import AdapterOptions
-from autospec.adapters.vllm.pilot import untuned_lookups
+from autospec.adapters.vllm.pilot import vllm_lookups
 from autospec.arms import encode_with
 from autospec.config import Settings
 from autospec.cost import StepCost
@@ -191,7 +191,7 @@ def _measure(
     step: dict[str, np.ndarray] = {key: np.array(value) for key, value in state.cost.items()}
     if step["reference"][3] <= 0:
         raise EngineError("vLLM served too few steps to learn their cost; give more prompts")
-    untuned = untuned_lookups(DEFAULT_K, AdapterOptions().cache_tokens)
+    untuned = vllm_lookups(DEFAULT_K, AdapterOptions().cache_tokens, beside_model=False)
     infos = tuple(ProposerInfo(name, "lookup", each.max_k) for name, each in untuned.items())
     model = StepCost(infos, engine.info)
     model.load(step)

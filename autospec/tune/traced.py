@@ -180,7 +180,7 @@ def proposers_of(requests: Sequence[TraceRequest], cost: CostFile) -> dict[str, 
     found: dict[str, ProposerSettings] = {}
     for name, part in cost.proposers.items():
         if isinstance(part, LookupSeconds):
-            found[name] = untuned(name, part.max_k)
+            found[name] = untuned(name, cost)
         elif isinstance(part, ModelSeconds) and all(name in each.accepted for each in requests):
             found[name] = ProposerSettings(kind=part.kind, max_k=part.max_k)
     return found

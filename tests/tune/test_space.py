@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autospec.errors import InputError
-from autospec.proposers.settings import LOOKUP_DEFAULTS, make_lookup, settings_of
+from autospec.proposers.settings import LONE_LOOKUPS, LOOKUP_DEFAULTS, make_lookup, settings_of
 from autospec.tune.space import NO_CAP, make_space
 from autospec.tuned import KCap, ProposerSettings
 
@@ -63,7 +63,8 @@ def test_a_cap_ends_where_the_next_load_has_none() -> None:
 
 
 def test_settings_of_a_profile_overlay_the_defaults() -> None:
-    assert settings_of(None) == LOOKUP_DEFAULTS
+    assert settings_of(None, beside_model=True) == LOOKUP_DEFAULTS
+    assert settings_of(None, beside_model=False) == LONE_LOOKUPS
 
 
 def test_an_unknown_lookup_is_refused() -> None:
