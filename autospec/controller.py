@@ -162,10 +162,12 @@ class Controller:
         self._saving: threading.Thread | None = None
         self._saved_at = wall_clock()
         if profile is not None:
-            self.learned.load(
-                profile.faded(wall_clock(), settings.profile.half_life_days),
-                self.workloads.labels,
-            )
+            faded = profile.faded(wall_clock(), settings.profile.half_life_days)
+            try:
+                self.learned.load(faded, self.workloads.labels)
+            except Exception as error:  # arrays of other names or shapes
+                self.is_warm = False
+                self._fault("profile", error)
         if metrics is not None:
             metrics.bind([info.name for info in self.proposers])
         if journal is not None:

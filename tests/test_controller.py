@@ -991,6 +991,24 @@ def test_a_corrupt_profile_is_kept_aside(tmp_path: Path) -> None:
     assert load_profile(path).workloads
 
 
+@pytest.mark.parametrize("name", ["gram", "weight", "reference"])
+def test_a_profile_with_other_arrays_starts_cold(
+    tmp_path: Path, name: str, faults: Callable[[], list[str]]
+) -> None:
+    path = tmp_path / "profile.json"
+    first = serve([lookup(hazard=0.7)], yaml=profile_yaml(path))
+    first.run(20)
+    first.controller.close()
+    document = json.loads(path.read_text())
+    document["cost"]["step"][name] = [[1.0]]
+    path.write_text(json.dumps(document))
+    second = serve([lookup(hazard=0.7)], yaml=profile_yaml(path))
+    assert not second.controller.is_warm
+    second.run(20)
+    second.controller.close()
+    assert len(faults()) == 2  # the start and the save
+
+
 def test_another_engines_profile_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     first = serve([lookup(hazard=0.7)], yaml=profile_yaml(path))
