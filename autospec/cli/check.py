@@ -60,7 +60,7 @@ def check(
     ] = None,
     top_p: Annotated[str | None, typer.Option(help="One or more, like 1,0.9.")] = None,
     ladder: Annotated[
-        str, typer.Option(help="Full batches that measure step times; none leaves them out.")
+        str, typer.Option(help="Full batches that measure step times; none leaves all of that out.")
     ] = "1,2,4,8,16,32,64",
     endpoint: Annotated[
         EndpointName, typer.Option(help="chat or completions.")
