@@ -81,6 +81,7 @@ class FakeEngine:
         )
         self.steering = Steering(self, config, "0")
         self.k = K
+        self.most_scheduled = K
         policy = self.steering.pilot.controller.policy
         policy.decide = self.decide  # type: ignore[method-assign]
         self.steering.pilot.controller._probes = None
@@ -105,7 +106,7 @@ class FakeEngine:
         counts: dict[str, int] = {}
         drafts: dict[str, list[int]] = {}
         for request in self.running:
-            drafted = request.spec_token_ids
+            drafted = request.spec_token_ids[: self.most_scheduled]
             if drafted:
                 drafts[request.request_id] = drafted
             counts[request.request_id] = (
@@ -141,6 +142,11 @@ def faults(engine: FakeEngine) -> dict[str, int]:
     return engine.steering.pilot.metrics._fallbacks
 
 
+def total(engine: FakeEngine, name: str) -> float:
+    families = engine.steering.registry.collect()
+    return sum(each.value for family in families for each in family.samples if each.name == name)
+
+
 def test_a_prompt_is_caught_up_once_and_drafts_follow() -> None:
     engine = FakeEngine("eagle", DraftReport(0.0, 0))
     engine.add("a", 20)
@@ -169,6 +175,17 @@ def test_tokens_that_the_drafter_missed_are_counted() -> None:
         engine.step()
     assert tracked.behind == K + 1 + 5
     assert tracked.prompt_behind == 0
+
+
+def test_only_what_vllm_scheduled_is_drafted_and_verified() -> None:
+    engine = FakeEngine("eagle", DraftReport(0.0, 0))
+    engine.add("a", 20)
+    engine.step()
+    assert engine.step() == DraftOrder({"a": K})
+    engine.most_scheduled = 1
+    assert engine.step() == DraftOrder({"a": 1})
+    assert total(engine, "autospec_drafted_tokens_total") == K + 1
+    assert total(engine, "autospec_verified_tokens_total") == K + 1
 
 
 def test_medusa_keeps_nothing_to_catch_up() -> None:
