@@ -11,7 +11,7 @@ from math import exp, log2
 
 import numpy as np
 
-from autospec.compiled import compiled
+from autospec.compiled import compiled, compiled_brief
 from autospec.errors import InputError
 from autospec.proposers.base import Drafts, History
 from autospec.proposers.index import (
@@ -54,7 +54,7 @@ def _find(
         bucket = (bucket + 1) & mask
 
 
-@compiled
+@compiled_brief
 def _propose(
     tokens: Int32Array,
     lengths: Int32Array,

@@ -15,7 +15,7 @@ from math import exp, log2
 
 import numpy as np
 
-from autospec.compiled import compiled
+from autospec.compiled import compiled, compiled_brief
 from autospec.errors import InputError
 from autospec.proposers.base import Drafts, History
 from autospec.proposers.index import (
@@ -119,7 +119,7 @@ def _catch_up(
     indexed[slot] = max(length, 0)
 
 
-@compiled
+@compiled_brief
 def _propose(
     tokens: Int32Array,
     lengths: Int32Array,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autospec.compiled import compiled
+from autospec.compiled import compiled_brief
 from autospec.proposers.base import History
 from autospec.records import Int16Array, Int32Array, Int64Array
 
@@ -49,7 +49,7 @@ class Seats:
         self._free.append(seat)
 
 
-@compiled
+@compiled_brief
 def describe(
     known: Int64Array,
     seats: Int32Array,
@@ -69,7 +69,7 @@ def describe(
     offer_lengths[:] = 0
 
 
-@compiled
+@compiled_brief
 def add_tokens(
     known: Int64Array,
     text: Int32Array,
@@ -113,7 +113,7 @@ def add_tokens(
         start += count
 
 
-@compiled
+@compiled_brief
 def take_drafts(
     proposer: Int16Array, k: Int16Array, lookups: int, offered: Int32Array, drafts: Int32Array
 ) -> int:
