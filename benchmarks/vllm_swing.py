@@ -7,7 +7,7 @@ stall of both is the machine's, one of AutoSpec alone is its own, and what only 
 shows is what is compiled or learned once. Steps in which prompts are read take as long as the
 prompts are, so they are shown apart. ``settled`` is the first step from which the mean k of the
 decoding requests, over the ``WINDOW`` steps that follow, stays within one of that over the phase's
-second half.
+second half. It is judged at the peak alone: with one request k follows what that one is writing.
 
 Needs vLLM (``make install-vllm``). About 3 minutes on two idle cores.
 """
@@ -103,7 +103,8 @@ def show(console: Console, found: Sequence[PhaseFigures]) -> None:
         where = f"swing {each.swing + 1}, {each.load} running, {each.arm}"
         if each.ratio > MOST_OF_MEDIAN:
             console.print(f"{where}: a step of {each.ratio:.1f} times the median", highlight=False)
-        if each.arm == ADAPTIVE and each.settled > MOST_SETTLING:
+        is_peak = each.load > 1
+        if each.arm == ADAPTIVE and is_peak and each.settled > MOST_SETTLING:
             console.print(f"{where}: k settled at step {each.settled} only", highlight=False)
 
 
