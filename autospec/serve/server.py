@@ -68,7 +68,7 @@ def run_serve(options: ServeOptions, console: Console) -> int:
     """
     settings = kept_settings(load_settings(options.policy), options.profile, options.journal, None)
     checked_heads(options.heads)
-    with listen(options.host, options.port) as port, _threads_left_to_the_engine() as threads:
+    with listen(options.host, options.port) as port, threads_left_to_the_engine() as threads:
         target = load_model(options.target, options.dtype, options.device, console)
         draft = None
         if options.draft is not None:
@@ -109,7 +109,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _threads_left_to_the_engine() -> Iterator[int]:
+def threads_left_to_the_engine() -> Iterator[int]:
     """The number of threads to compute with, of which this thread takes none meanwhile.
 
     OpenMP gives every thread that computes a team of its own. With more in all than there are

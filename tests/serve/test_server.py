@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx2
 import openai
 import pytest
+import torch
 from openai.types.chat import ChatCompletionMessageParam
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -21,7 +22,12 @@ from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.errors import ProfileError
 from autospec.profile import load_profile
-from autospec.serve.server import PortTaken, ServeOptions, listen
+from autospec.serve.server import (
+    PortTaken,
+    ServeOptions,
+    listen,
+    threads_left_to_the_engine,
+)
 from tests.serve.running import Running, running
 
 PROMPT = "w5 w6 w7 w8 w9"
@@ -341,6 +347,29 @@ def test_a_failing_engine_says_so_and_serves_no_more(
         answer = httpx2.post(f"{one.url}/completions", json=body | {"stream": True})
         assert answer.status_code == 503
         assert one.service.engine.has_failed
+
+
+def test_an_engine_that_cannot_be_prepared_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(target: CausalModel) -> None:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr("autospec.serve.server._warm_up", fail)
+    with running(ServeOptions(folder, slots=2)) as one:
+        body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 5}
+        answer = httpx2.post(f"{one.url}/completions", json=body)
+        assert answer.status_code == 503
+        assert "the engine failed: RuntimeError: no kernel" in answer.text
+        assert one.service.engine.has_failed
+
+
+def test_the_engine_alone_computes_with_many_threads() -> None:
+    before = torch.get_num_threads()
+    with threads_left_to_the_engine() as threads:
+        assert threads == before
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
 
 
 def test_a_taken_port_is_named() -> None:
