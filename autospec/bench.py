@@ -47,6 +47,7 @@ from autospec.phases import (
     arm_order,
     plan_blocks,
     report,
+    staggered_tokens,
 )
 from autospec.profile import load_profile
 from autospec.progress import heartbeat
@@ -447,7 +448,7 @@ def _requests(
             prompt,
             token_ids[prompt.id],
             f"{number}.{index}-{prompt.id}",
-            phase.max_tokens,
+            staggered_tokens(phase.max_tokens, index, phase),
             stop_at_eos=comparison.stop_at_eos,
             seed=comparison.seed + 1000 * number + index,
         )

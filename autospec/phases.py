@@ -196,6 +196,18 @@ def plan_blocks(phases: Sequence[Phase], prompts: Sequence[Prompt]) -> tuple[Blo
     return tuple(blocks)
 
 
+def staggered_tokens(max_tokens: int, index: int, phase: Phase) -> int:
+    """The most tokens of request ``index`` of a block, so that requests do not run in step.
+
+    Where some wait, the ``load`` that begin together end one after the other, as in a service that
+    has been running for a while. In step, plain decoding would prefill in a few whole waves, and
+    arms whose requests advance unevenly would not.
+    """
+    if phase.requests <= phase.load or index >= phase.load:
+        return max_tokens
+    return -(-max_tokens * (index + 1) // phase.load)
+
+
 def arm_order(arms: Sequence[str], block: int) -> tuple[str, ...]:
     """The order in which arms serve a block: the one that goes first changes every time."""
     first = block % len(arms)

@@ -48,6 +48,7 @@ from autospec.phases import (
     plan_blocks,
     report,
     spread,
+    staggered_tokens,
     tokens_per_second,
 )
 from autospec.prompts import Prompt, read_prompts
@@ -355,10 +356,12 @@ def serve(
     requests = [
         Request(
             tokens[prompt.id],
-            min(phase.max_tokens, prompt.max_tokens or phase.max_tokens),
+            staggered_tokens(
+                min(phase.max_tokens, prompt.max_tokens or phase.max_tokens), index, phase
+            ),
             prompt.workload,
         )
-        for prompt in block.prompts
+        for index, prompt in enumerate(block.prompts)
     ]
     return processes.serve(arm, requests, phase.load)
 

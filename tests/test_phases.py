@@ -18,6 +18,7 @@ from autospec.phases import (
     report,
     shares,
     spread,
+    staggered_tokens,
     tokens_per_second,
 )
 from autospec.prompts import Message, Prompt
@@ -100,3 +101,11 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert found["phases"][0]["rounds"] == 3
     assert found["total"]["adaptive"]["ratio_to_plain"] == 2.0  # 13 seconds over 6.5
     assert found["total"]["plain"]["tokens"] == 30
+
+
+def test_requests_that_begin_together_end_one_after_the_other() -> None:
+    phase = Phase(4, ("chat",), requests=8, max_tokens=10)
+    found = [staggered_tokens(10, index, phase) for index in range(8)]
+    assert found == [3, 5, 8, 10, 10, 10, 10, 10]
+    all_at_once = Phase(4, ("chat",), requests=4, max_tokens=10)
+    assert [staggered_tokens(10, index, all_at_once) for index in range(4)] == [10] * 4
