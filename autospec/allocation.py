@@ -24,19 +24,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autospec.compiled import compiled
-from autospec.cost import KNOTS, round_up, token_seconds
-from autospec.records import Float32Array, Float64Array, Int16Array, Int32Array, Shape
+from autospec.compiled import compiled_brief, inlined
+from autospec.cost import KNOTS, PADDED, SHAPES, STEPPED, round_up, token_seconds
+from autospec.records import Float32Array, Float64Array, Int16Array, Int32Array, Int64Array
 
-SHAPES: dict[Shape, int] = {"packed": 0, "padded": 1, "stepped": 2}
-_PADDED = 1
-_STEPPED = 2
 _MAX_COMBINATIONS = 2048
 _PRICE_ROUNDS = 6
 _LATENCY_STARTS = 6
 _LEAST_GAIN = 0.01
 _LEAST_SECONDS = 1e-12  # a step that costs nothing has no goodput
 _NUM_BUCKETS = 512
+_FEW = 48  # gains that are sorted without buckets
 _NOTHING_CAPTURED: Int32Array = np.zeros(0, dtype=np.int32)
 _FLAT = 0.01  # share of a model's price that all its depths together may take to count as none
 _BEND = 0.05  # relative change of a token's price that counts as a kink
@@ -47,19 +45,35 @@ class Prices(NamedTuple):
 
     ``base`` is the target forward without its tokens, ``speculating`` what any draft adds to it,
     ``slopes`` the price of a token in each segment between ``cost.KNOTS``, ``draft`` [p, 4] what
-    each model charges per step in use, per depth, per drafted and per caught-up token.
+    each model charges per step in use, per depth, per drafted and per caught-up token. ``shape``
+    is one of ``cost.SHAPES``.
     """
 
     base: float
     speculating: float
     slopes: Float64Array
     draft: Float64Array
-    shape: Shape = "packed"
+    shape: int = SHAPES["packed"]
     captured: Int32Array = _NOTHING_CAPTURED
 
 
-class Allocation(NamedTuple):
-    """The solution: ``proposer`` [n], ``k`` [n] and ``depth`` [p], its value and its seconds.
+class Aim(NamedTuple):
+    """What is maximized: ``base_value`` is that of plain decoding, ``rate`` the price of a second.
+
+    ``share`` [p] of a proposer's tokens will be verified: what is left after a second look.
+    ``hold`` is the relative advantage that another set of models than ``held_depth`` [p] must have.
+    """
+
+    base_value: float
+    latency: bool
+    rate: float
+    share: Float64Array
+    held_depth: Int16Array
+    hold: float
+
+
+class Choice(NamedTuple):
+    """``proposer`` [n], ``k`` [n] and ``depth`` [p].
 
     ``advantage`` [p] is the value above its price that would be lost without a proposer, ``alone``
     what it would bring without the others.
@@ -70,28 +84,70 @@ class Allocation(NamedTuple):
     depth: Int16Array
     advantage: Float64Array
     alone: Float64Array
-    value: float
-    seconds: float
 
     @classmethod
-    def empty(cls, num_proposers: int, n: int) -> Allocation:
-        """Room for one, to be handed to ``allocate`` again and again."""
+    def empty(cls, num_proposers: int, n: int) -> Choice:
+        """Room for one."""
         return cls(
-            np.zeros(n, dtype=np.int16),
+            np.full(n, -1, dtype=np.int16),
             np.zeros(n, dtype=np.int16),
             np.zeros(num_proposers, dtype=np.int16),
             np.zeros(num_proposers),
             np.zeros(num_proposers),
-            0.0,
-            0.0,
         )
 
 
-@compiled
+class Workspace(NamedTuple):
+    """Room to solve steps of up to n requests in: the best choice so far, one on trial, scratch."""
+
+    best: Choice
+    trial: Choice
+    surplus: Float64Array  # [p, k + 1, n]
+    best_lookup: Float64Array  # [n]
+    capped: Int16Array  # [p, n]
+    prices: Float64Array  # [p]
+    models: Int64Array  # [p], the first of them
+    deepest: Int16Array  # [p]
+    pace: Int16Array  # [p]
+    depth: Int16Array  # [p]
+    counts: Int32Array  # [buckets + 1]
+    sorted_gains: Float32Array  # [n * k]
+    sorted_rows: Int32Array  # [n * k]
+    found_gains: Float32Array  # [n * k]
+    found_rows: Int32Array  # [n * k]
+
+    @classmethod
+    def empty(cls, num_proposers: int, n: int, positions: int) -> Workspace:
+        """Room for up to ``n`` requests and drafts of ``positions`` tokens."""
+        depths = np.zeros((3, num_proposers), dtype=np.int16)
+        return cls(
+            Choice.empty(num_proposers, n),
+            Choice.empty(num_proposers, n),
+            np.zeros((num_proposers, positions + 1, n)),
+            np.zeros(n),
+            np.zeros((num_proposers, n), dtype=np.int16),
+            np.zeros(num_proposers),
+            np.zeros(num_proposers, dtype=np.int64),
+            depths[0],
+            depths[1],
+            depths[2],
+            np.zeros(_NUM_BUCKETS + 1, dtype=np.int32),
+            np.zeros(n * positions, dtype=np.float32),
+            np.zeros(n * positions, dtype=np.int32),
+            np.zeros(n * positions, dtype=np.float32),
+            np.zeros(n * positions, dtype=np.int32),
+        )
+
+
+@compiled_brief
 def throughput_gains(
-    hazards: Float32Array, limits: Int16Array, share: Float64Array, gains: Float32Array
+    hazards: Float32Array,
+    limits: Int16Array,
+    share: Float64Array,
+    weights: Float64Array,
+    gains: Float32Array,
 ) -> None:
-    """S_j [n, p, k] of hazards [n, p, k], up to ``limits`` [p, n].
+    """S_j [n, p, k] of hazards [n, p, k], up to ``limits`` [p, n], times the row's weight [n].
 
     ``share`` [p] of a proposer's drafts will be verified, which the hazards take for granted.
     """
@@ -101,19 +157,21 @@ def throughput_gains(
             for j in range(limits[p, i]):
                 survival *= hazards[i, p, j]
                 gains[i, p, j] = survival
+                if weights[i] != 1.0:
+                    gains[i, p, j] *= weights[i]
 
 
-@compiled
-def weigh(gains: Float32Array, limits: Int16Array, weights: Float64Array) -> None:
+@compiled_brief
+def weigh(n: int, gains: Float32Array, limits: Int16Array, weights: Float64Array) -> None:
     """Multiply the gains [n, p, k] of each row by its weight [n]."""
-    for i in range(gains.shape[0]):
+    for i in range(n):
         if weights[i] != 1.0:
             for p in range(gains.shape[1]):
                 for j in range(limits[p, i]):
                     gains[i, p, j] *= weights[i]
 
 
-@compiled
+@compiled_brief
 def latency_gains(
     hazards: Float32Array,
     limits: Int16Array,
@@ -133,53 +191,52 @@ def latency_gains(
                 gains[i, p, j] = weights[i] * (before - 1.0 / (1.0 + accepted))
 
 
-@compiled
-def appended_gains(
-    limits: Int16Array, head_k: Int16Array, price: Float64Array, share: Float64Array,
-    gains: Float32Array, gross: Float64Array,
-) -> None:  # fmt: skip
-    """Gains of positions behind a head of ``head_k`` [p], which are looked at again when drafted.
-
-    Of such a position only what will then be worth its ``price`` [p] is verified: the ``share`` [p]
-    of its gain that is left after its cost comes on top of the price. ``gross`` [p, n] become the
-    sums of their gains.
-    """
-    for p in range(limits.shape[0]):
-        for i in range(limits.shape[1]):
-            gross[p, i] = 0.0
-            if head_k[p] > 0:
-                for j in range(head_k[p], limits[p, i]):
-                    gross[p, i] += gains[i, p, j]
-                    gains[i, p, j] = price[p] * (1.0 + 1e-6) + share[p] * gains[i, p, j]
-
-
-@compiled
+@compiled_brief
 def _surplus(
+    n: int,
     gains: Float32Array,
     limits: Int16Array,
-    prices: Float64Array,
-    fees: Float64Array,
-    surplus: Float64Array,
+    stale: Float64Array,
+    lookup: NDArray[np.bool_],
+    draft: Float64Array,
+    price: float,
+    room: Workspace,
 ) -> None:
-    """surplus[p, i, d]: the best sum of gains minus prices within d positions, fees paid once."""
+    """The best sum of gains minus prices within d positions, fees paid once: ``surplus[p, d, i]``.
+
+    Of lookups only that of all positions: ``surplus[p, 0, i]``; the best of them is kept as well.
+    """
+    surplus, prices, best_lookup = room.surplus, room.prices, room.best_lookup
+    deepest = room.deepest
+    best_lookup[:] = 0.0
     for p in range(limits.shape[0]):
-        for i in range(limits.shape[1]):
-            total = -fees[p, i]
-            surplus[p, i, 0] = 0.0
-            open_ended = True
-            for j in range(surplus.shape[2] - 1):
-                if open_ended and j < limits[p, i] and gains[i, p, j] > prices[p]:
-                    total += gains[i, p, j] - prices[p]
-                else:
-                    open_ended = False
-                surplus[p, i, j + 1] = max(0.0, total)
+        cost = prices[p]
+        for i in range(n):
+            total = -(price * draft[p, 3] * stale[p, i])
+            if lookup[p]:
+                for j in range(limits[p, i]):
+                    if not gains[i, p, j] > cost:
+                        break
+                    total += gains[i, p, j] - cost
+                surplus[p, 0, i] = max(0.0, total)
+                best_lookup[i] = max(best_lookup[i], surplus[p, 0, i])
+                continue
+            surplus[p, 0, i] = 0.0
+            j = 0
+            while j < limits[p, i] and gains[i, p, j] > cost:
+                total += gains[i, p, j] - cost
+                j += 1
+                surplus[p, j, i] = max(0.0, total)
+            for d in range(j + 1, deepest[p] + 1):
+                surplus[p, d, i] = max(0.0, total) if j > 0 else 0.0
 
 
-@compiled
+@compiled_brief
 def _batch_surplus(
+    n: int,
     surplus: Float64Array,
     best_lookup: Float64Array,
-    models: NDArray[np.int64],
+    models: Int64Array,
     depth: Int16Array,
     draft: Float64Array,
     price: float,
@@ -190,15 +247,15 @@ def _batch_surplus(
         p = models[m]
         if depth[p] > 0:
             total -= price * (draft[p, 0] + draft[p, 1] * depth[p])
-    for i in range(best_lookup.shape[0]):
+    for i in range(n):
         best = best_lookup[i]
         for m in range(models.shape[0]):
-            best = max(best, surplus[models[m], i, depth[models[m]]])
+            best = max(best, surplus[models[m], depth[models[m]], i])
         total += best
     return total
 
 
-@compiled
+@compiled_brief
 def _pattern_kept(depth: Int16Array, held: Int16Array) -> bool:
     """Whether the same models are in use."""
     changed = 0
@@ -208,88 +265,88 @@ def _pattern_kept(depth: Int16Array, held: Int16Array) -> bool:
     return changed == 0
 
 
-@compiled
+@compiled_brief
+def copy_depths(depth: Int16Array, into: Int16Array) -> None:
+    """Copy [p]; a slice's assignment takes many times as long to compile."""
+    for p in range(depth.shape[0]):
+        into[p] = depth[p]
+
+
+@compiled_brief
 def _best_depths(
-    surplus: Float64Array,
-    best_lookup: Float64Array,
-    models: NDArray[np.int64],
-    deepest: Int16Array,
-    draft: Float64Array,
-    price: float,
-    held: Int16Array,
-    hold: float,
-    depth: Int16Array,
+    n: int, room: Workspace, models: Int64Array, draft: Float64Array, price: float, aim: Aim
 ) -> None:
     """Depth of every model: exhaustively where that is cheap, else one model at a time.
 
     Of a model that drafts any depth at one price, only its deepest is tried.
     """
+    surplus, best_lookup, deepest = room.surplus, room.best_lookup, room.deepest
+    pace, trial, depth = room.pace, room.depth, room.trial.depth
+    hold = aim.hold * aim.base_value
     depth[:] = 0
     count = models.shape[0]
     if count == 0:
         return
     combinations = 1
-    pace = np.ones_like(depth)
+    pace[:] = 1
     for m in range(count):
         p = models[m]
         if deepest[p] > 1 and draft[p, 1] * deepest[p] <= _FLAT * draft[p, 0]:
             pace[p] = deepest[p]
         combinations *= deepest[p] // pace[p] + 1
-    trial = np.zeros_like(depth)
+    trial[:] = 0
     best = -np.inf
-    if combinations * best_lookup.shape[0] <= 16 * _MAX_COMBINATIONS or count == 1:
-        for c in range(combinations):
-            rest = c
-            for m in range(count):
-                p = models[m]
-                options = deepest[p] // pace[p] + 1
-                trial[p] = rest % options * pace[p]
-                rest //= options
-            worth = _batch_surplus(surplus, best_lookup, models, trial, draft, price)
-            if _pattern_kept(trial, held):
+    if combinations * n <= 16 * _MAX_COMBINATIONS or count == 1:
+        for _ in range(combinations):
+            worth = _batch_surplus(n, surplus, best_lookup, models, trial, draft, price)
+            if _pattern_kept(trial, aim.held_depth):
                 worth += hold
             if worth > best:
                 best = worth
-                depth[:] = trial
+                copy_depths(trial, depth)
+            for m in range(count):  # count up, the first model's depth first
+                p = models[m]
+                trial[p] += pace[p]
+                if trial[p] <= deepest[p]:
+                    break
+                trial[p] = 0
         return
     for _ in range(2):
         for m in range(count):
             p = models[m]
-            trial[:] = depth
+            copy_depths(depth, trial)
             best = -np.inf
             for d in range(0, deepest[p] + 1, pace[p]):
                 trial[p] = d
-                worth = _batch_surplus(surplus, best_lookup, models, trial, draft, price)
-                if _pattern_kept(trial, held):
+                worth = _batch_surplus(n, surplus, best_lookup, models, trial, draft, price)
+                if _pattern_kept(trial, aim.held_depth):
                     worth += hold
                 if worth > best:
                     best = worth
                     depth[p] = d
 
 
-@compiled
+@compiled_brief
 def _assign(
+    n: int,
     gains: Float32Array,
     limits: Int16Array,
-    surplus: Float64Array,
     lookup: NDArray[np.bool_],
-    prices: Float64Array,
-    depth: Int16Array,
-    proposer: Int16Array,
-    k: Int16Array,
-    advantage: Float64Array,
-    alone: Float64Array,
+    room: Workspace,
 ) -> None:
     """Each request takes the proposer with the largest surplus and its positions worth taking."""
-    last = surplus.shape[2] - 1
+    surplus, prices = room.surplus, room.prices
+    trial = room.trial
+    proposer, k, depth = trial.proposer, trial.k, trial.depth
+    advantage, alone = trial.advantage, trial.alone
     advantage[:] = 0.0
     alone[:] = 0.0
-    for i in range(proposer.shape[0]):
+    for i in range(n):
         best = 0.0
         second = 0.0
         chosen = -1
         for p in range(limits.shape[0]):
-            worth = surplus[p, i, last if lookup[p] else depth[p]]
+            worth = surplus[p, 0 if lookup[p] else depth[p], i]
             alone[p] += worth
             if worth > best:
                 second = best
@@ -313,85 +370,38 @@ def _assign(
                 proposer[i] = -1
 
 
-@compiled
-def _score(value: float, seconds: float, base_value: float, latency: bool, rate: float) -> float:
-    if latency:
-        return 1.0 / (seconds * max(base_value - value, 1e-9))
-    if rate > 0.0:
-        return base_value + value - rate * seconds
-    return (base_value + value) / seconds
+@inlined
+def _score(value: float, seconds: float, aim: Aim) -> float:
+    if aim.latency:
+        return 1.0 / (seconds * max(aim.base_value - value, 1e-9))
+    if aim.rate > 0.0:
+        return aim.base_value + value - aim.rate * seconds
+    return (aim.base_value + value) / seconds
 
 
-@compiled
+@compiled_brief
 def _cut(
+    n: int,
     gains: Float32Array,
     limits: Int16Array,
-    depth: Int16Array,
     lookup: NDArray[np.bool_],
-    base_value: float,
-    latency: bool,
-    rate: float,
-    base_seconds: float,
-    speculating: float,
-    slopes: Float64Array,
-    knots: Float64Array,
-    captured: Int32Array,
-    shape: int,
-    draft: Float64Array,
-    share: Float64Array,
-    proposer: Int16Array,
-    k: Int16Array,
+    prices: Prices,
+    aim: Aim,
+    room: Workspace,
 ) -> None:
     """With proposers fixed, take positions by falling gain and stop at the best true score."""
-    n = proposer.shape[0]
-    total = 0
-    for i in range(n):
-        if proposer[i] >= 0:
-            limit = limits[proposer[i], i]
-            total += limit if lookup[proposer[i]] else min(limit, depth[proposer[i]])
-    if total == 0:
-        return
-    gain = np.empty(total, dtype=np.float32)
-    row = np.empty(total, dtype=np.int32)
-    counts = np.zeros(_NUM_BUCKETS + 1, dtype=np.int32)
+    proposer, k, depth = room.trial.proposer, room.trial.k, room.trial.depth
+    gain, row, draft = room.sorted_gains, room.sorted_rows, prices.draft
     top = 0.0
     for i in range(n):
         if proposer[i] >= 0 and limits[proposer[i], i] > 0:
             top = max(top, gains[i, proposer[i], 0])
     if top <= 0.0:
         return
-    least = _LEAST_GAIN * top
-    for fill in range(2):
-        if fill == 1:
-            for b in range(_NUM_BUCKETS):
-                counts[b + 1] += counts[b]
-        for i in range(n):
-            p = proposer[i]
-            if p < 0:
-                continue
-            limit = limits[p, i] if lookup[p] else min(limits[p, i], depth[p])
-            for j in range(limit):
-                g = gains[i, p, j]
-                if g < least:
-                    break
-                b = int((1.0 - g / top) * (_NUM_BUCKETS - 1))
-                if fill == 0:
-                    counts[b + 1] += 1
-                else:
-                    gain[counts[b]] = g
-                    row[counts[b]] = i
-                    counts[b] += 1
-    size = counts[_NUM_BUCKETS - 1]
-    for a in range(1, size):  # exact order within buckets; rows stay in order of position
-        g = gain[a]
-        r = row[a]
-        b = a - 1
-        while b >= 0 and gain[b] < g:
-            gain[b + 1] = gain[b]
-            row[b + 1] = row[b]
-            b -= 1
-        gain[b + 1] = g
-        row[b + 1] = r
+    size = _sort_gains(n, gains, limits, lookup, top, room)
+    slopes = prices.slopes
+    segment = 0
+    full_segments = 0.0  # seconds of the tokens up to where the last segment begins
     best_score = -np.inf
     best_size = 0
     value = 0.0
@@ -402,17 +412,21 @@ def _cut(
             i = row[size_now - 1]
             value += gain[size_now - 1]
             drafting += draft[proposer[i], 2]
-            verified += share[proposer[i]]
+            verified += aim.share[proposer[i]]
         tokens = n + verified
-        if shape == _STEPPED:
-            tokens = float(round_up(int(np.ceil(tokens)), captured))
-        seconds = _LEAST_SECONDS + base_seconds + token_seconds(tokens, slopes, knots) + drafting
+        if prices.shape == STEPPED:
+            tokens = float(round_up(int(np.ceil(tokens)), prices.captured))
+        while segment + 1 < slopes.shape[0] and KNOTS[segment + 1] < tokens:
+            full_segments += slopes[segment] * (KNOTS[segment + 1] - KNOTS[segment])
+            segment += 1
+        verifying = full_segments + slopes[segment] * (tokens - KNOTS[segment])
+        seconds = _LEAST_SECONDS + prices.base + verifying + drafting
         if size_now > 0:
-            seconds += speculating
+            seconds += prices.speculating
             for p in range(depth.shape[0]):
                 if depth[p] > 0:
                     seconds += draft[p, 0] + draft[p, 1] * depth[p]
-        score = _score(value, seconds, base_value, latency, rate)
+        score = _score(value, seconds, aim)
         if score > best_score:
             best_score = score
             best_size = size_now
@@ -424,27 +438,83 @@ def _cut(
             proposer[i] = -1
 
 
-@compiled
+@compiled_brief
+def _sort_gains(
+    n: int,
+    gains: Float32Array,
+    limits: Int16Array,
+    lookup: NDArray[np.bool_],
+    top: float,
+    room: Workspace,
+) -> int:
+    """Gains of the trial's proposers and their rows by falling gain; returns how many count.
+
+    Many are put into buckets first; of equal gains the rows stay in order.
+    """
+    proposer, depth = room.trial.proposer, room.trial.depth
+    gain, row, counts = room.sorted_gains, room.sorted_rows, room.counts
+    found_gain, found_row = room.found_gains, room.found_rows
+    least = _LEAST_GAIN * top
+    size = 0
+    for i in range(n):
+        p = proposer[i]
+        if p < 0:
+            continue
+        limit = limits[p, i] if lookup[p] else min(limits[p, i], depth[p])
+        for j in range(limit):
+            g = gains[i, p, j]
+            if g < least:
+                break
+            found_gain[size] = g
+            found_row[size] = i
+            size += 1
+    if size <= _FEW:
+        for a in range(size):
+            gain[a] = found_gain[a]
+            row[a] = found_row[a]
+    else:
+        counts[:] = 0
+        for a in range(size):
+            counts[_bucket(found_gain[a], top) + 1] += 1
+        for b in range(_NUM_BUCKETS):
+            counts[b + 1] += counts[b]
+        for a in range(size):
+            b = _bucket(found_gain[a], top)
+            gain[counts[b]] = found_gain[a]
+            row[counts[b]] = found_row[a]
+            counts[b] += 1
+    for a in range(1, size):
+        g = gain[a]
+        r = row[a]
+        b = a - 1
+        while b >= 0 and gain[b] < g:
+            gain[b + 1] = gain[b]
+            row[b + 1] = row[b]
+            b -= 1
+        gain[b + 1] = g
+        row[b + 1] = r
+    return size
+
+
+@inlined
+def _bucket(gain: float, top: float) -> int:
+    return max(0, int((1.0 - gain / top) * (_NUM_BUCKETS - 1)))
+
+
+@compiled_brief
 def _evaluate(
+    n: int,
     gains: Float32Array,
     stale: Float64Array,
     lookup: NDArray[np.bool_],
-    base_seconds: float,
-    speculating: float,
-    slopes: Float64Array,
-    knots: Float64Array,
-    captured: Int32Array,
-    shape: int,
-    draft: Float64Array,
+    prices: Prices,
     share: Float64Array,
-    proposer: Int16Array,
-    k: Int16Array,
-    depth: Int16Array,
+    choice: Choice,
 ) -> tuple[float, float]:
-    """(sum of gains, seconds) of a finished allocation; ``depth`` becomes what it really uses."""
-    n = proposer.shape[0]
+    """(sum of gains, seconds) of a choice; its ``depth`` becomes what it really uses."""
+    proposer, k, depth, draft = choice.proposer, choice.k, choice.depth, prices.draft
     value = 0.0
-    seconds = base_seconds
+    seconds = prices.base
     depth[:] = 0
     verified = 0.0
     longest = 0
@@ -463,46 +533,60 @@ def _evaluate(
         if depth[p] > 0:
             seconds += draft[p, 0] + draft[p, 1] * depth[p]
     if verified > 0.0:
-        seconds += speculating
+        seconds += prices.speculating
     tokens = n + verified
-    if shape == _PADDED:
+    if prices.shape == PADDED:
         tokens = float(n * (1 + longest))
-    elif shape == _STEPPED:
-        tokens = float(round_up(int(np.ceil(tokens)), captured))
-    return value, max(seconds + token_seconds(tokens, slopes, knots), _LEAST_SECONDS)
+    elif prices.shape == STEPPED:
+        tokens = float(round_up(int(np.ceil(tokens)), prices.captured))
+    return value, max(seconds + token_seconds(tokens, prices.slopes, KNOTS), _LEAST_SECONDS)
 
 
-@compiled
+@compiled_brief
+def _keep(n: int, trial: Choice, best: Choice) -> None:
+    """Copy a choice."""
+    proposer, k, depth = best.proposer, best.k, best.depth
+    advantage, alone = best.advantage, best.alone
+    trial_proposer, trial_k, trial_depth = trial.proposer, trial.k, trial.depth
+    trial_advantage, trial_alone = trial.advantage, trial.alone
+    for i in range(n):
+        proposer[i] = trial_proposer[i]
+        k[i] = trial_k[i]
+    for p in range(depth.shape[0]):
+        depth[p] = trial_depth[p]
+        advantage[p] = trial_advantage[p]
+        alone[p] = trial_alone[p]
+
+
+@compiled_brief
 def solve(
+    n: int,
     gains: Float32Array,
     limits: Int16Array,
     stale: Float64Array,
     lookup: NDArray[np.bool_],
-    base_value: float,
-    latency: bool,
-    rate: float,
-    base_seconds: float,
-    speculating: float,
-    slopes: Float64Array,
-    knots: Float64Array,
-    captured: Int32Array,
-    shape: int,
-    draft: Float64Array,
-    share: Float64Array,
-    held: Int16Array,
-    hold: float,
-    proposer: Int16Array,
-    k: Int16Array,
-    depth: Int16Array,
-    advantage: Float64Array,
-    alone: Float64Array,
+    prices: Prices,
+    aim: Aim,
+    room: Workspace,
 ) -> tuple[float, float]:
-    """Fill ``proposer`` [n], ``k`` [n], ``depth`` [p]; returns (sum of gains, seconds)."""
-    n = proposer.shape[0]
+    """Solve one step of ``n`` requests: fill ``room.best``; returns (sum of gains, seconds).
+
+    ``gains`` [n, p, k] fall with the position, ``limits`` [p, n] say how many positions each
+    proposer has, ``lookup`` [p] which drafts are already there. ``stale`` [p, n] tokens are charged
+    to a request that takes a model.
+    """
     num_proposers = limits.shape[0]
-    models = np.nonzero(~lookup)[0]
-    positions = gains.shape[2]
-    deepest = np.zeros(num_proposers, dtype=np.int16)
+    slopes, draft, shape, deepest = prices.slopes, prices.draft, prices.shape, room.deepest
+    base_value, latency, rate = aim.base_value, aim.latency, aim.rate
+    best, trial, token_prices = room.best, room.trial, room.prices
+    models = room.models
+    num_models = 0
+    for p in range(num_proposers):
+        deepest[p] = 0
+        if not lookup[p]:
+            models[num_models] = p
+            num_models += 1
+    models = models[:num_models]
     reachable = n
     longest = 0
     for i in range(n):
@@ -513,47 +597,34 @@ def solve(
                 deepest[p] = max(deepest[p], limits[p, i])
         reachable += most
         longest = max(longest, most)
-    proposer[:] = -1
-    k[:] = 0
-    depth[:] = 0
-    advantage[:] = 0.0
-    alone[:] = 0.0
-    best_value, best_seconds = _evaluate(
-        gains, stale, lookup, base_seconds, speculating, slopes, knots, captured, shape, draft,
-        share, proposer, k, depth,
-    )  # fmt: skip
-    best_score = _score(best_value, best_seconds, base_value, latency, rate)
-    if _pattern_kept(depth, held):
-        best_score += hold * (base_value if rate > 0.0 else best_score)
+    best.proposer[:] = -1
+    best.k[:] = 0
+    best.advantage[:] = 0.0
+    best.alone[:] = 0.0
+    best_value, best_seconds = _evaluate(n, gains, stale, lookup, prices, aim.share, best)
+    best_score = _score(best_value, best_seconds, aim)
+    if _pattern_kept(best.depth, aim.held_depth):
+        best_score += aim.hold * (base_value if rate > 0.0 else best_score)
     if longest == 0:
         return best_value, best_seconds
-    surplus = np.zeros((num_proposers, n, positions + 1))
-    fees = np.zeros((num_proposers, n))
-    prices = np.zeros(num_proposers)
-    best_lookup = np.zeros(n)
-    capped = limits.copy()
-    trial_proposer = np.empty_like(proposer)
-    trial_k = np.empty_like(k)
-    trial_depth = np.zeros_like(depth)
-    trial_advantage = np.zeros(num_proposers)
-    trial_alone = np.zeros(num_proposers)
+    capped = room.capped if shape == PADDED else limits
 
     first = 0
-    while first + 1 < slopes.shape[0] and knots[first + 1] <= n:
+    while first + 1 < slopes.shape[0] and KNOTS[first + 1] <= n:
         first += 1
     last = first
-    while last + 1 < slopes.shape[0] and knots[last + 1] < reachable:
+    while last + 1 < slopes.shape[0] and KNOTS[last + 1] < reachable:
         last += 1
-    bent = shape == _STEPPED
+    bent = shape == STEPPED
     convex = not bent
     for s in range(first, last):
         bent = bent or abs(slopes[s + 1] - slopes[first]) > _BEND * slopes[first]
         convex = convex and slopes[s + 1] >= (1.0 - _BEND) * slopes[s]
     # Where the score is not quasi-convex (latency, kinks, captured sizes), try several starts.
-    num_prices = longest if shape == _PADDED else last - first + 1
+    num_prices = longest if shape == PADDED else last - first + 1
     chord = 0.0
-    if shape != _PADDED and not convex:
-        chord = (token_seconds(reachable, slopes, knots) - token_seconds(n, slopes, knots)) / max(
+    if shape != PADDED and not convex:
+        chord = (token_seconds(reachable, slopes, KNOTS) - token_seconds(n, slopes, KNOTS)) / max(
             reachable - n, 1
         )
         num_prices += 4
@@ -563,7 +634,7 @@ def solve(
         which = attempt // num_starts
         start = attempt % num_starts
         token_price = 0.0
-        if shape == _PADDED:
+        if shape == PADDED:
             for p in range(num_proposers):
                 for i in range(n):
                     capped[p, i] = min(limits[p, i], which + 1)
@@ -583,45 +654,21 @@ def solve(
             price = rate
         for _ in range(_PRICE_ROUNDS):
             for p in range(num_proposers):
-                prices[p] = price * (share[p] * token_price + draft[p, 2])
-                for i in range(n):
-                    fees[p, i] = price * draft[p, 3] * stale[p, i]
-            _surplus(gains, capped, prices, fees, surplus)
-            for i in range(n):
-                best_lookup[i] = 0.0
-                for p in range(num_proposers):
-                    if lookup[p]:
-                        best_lookup[i] = max(best_lookup[i], surplus[p, i, positions])
-            _best_depths(
-                surplus, best_lookup, models, deepest, draft, price, held, hold * base_value,
-                trial_depth,
-            )  # fmt: skip
-            _assign(
-                gains, capped, surplus, lookup, prices, trial_depth, trial_proposer, trial_k,
-                trial_advantage, trial_alone,
-            )  # fmt: skip
-            if bent and shape != _PADDED:
-                _cut(
-                    gains, capped, trial_depth, lookup, base_value, latency, rate, base_seconds,
-                    speculating, slopes, knots, captured, shape, draft, share, trial_proposer,
-                    trial_k,
-                )  # fmt: skip
-            value, seconds = _evaluate(
-                gains, stale, lookup, base_seconds, speculating, slopes, knots, captured, shape,
-                draft, share, trial_proposer, trial_k, trial_depth,
-            )  # fmt: skip
-            score = _score(value, seconds, base_value, latency, rate)
-            if _pattern_kept(trial_depth, held):
-                score += hold * (base_value if rate > 0.0 else score)
+                token_prices[p] = price * (aim.share[p] * token_price + draft[p, 2])
+            _surplus(n, gains, capped, stale, lookup, draft, price, room)
+            _best_depths(n, room, models, draft, price, aim)
+            _assign(n, gains, capped, lookup, room)
+            if bent and shape != PADDED:
+                _cut(n, gains, capped, lookup, prices, aim, room)
+            value, seconds = _evaluate(n, gains, stale, lookup, prices, aim.share, trial)
+            score = _score(value, seconds, aim)
+            if _pattern_kept(trial.depth, aim.held_depth):
+                score += aim.hold * (base_value if rate > 0.0 else score)
             if score > best_score:
                 best_score = score
                 best_value = value
                 best_seconds = seconds
-                proposer[:] = trial_proposer
-                k[:] = trial_k
-                depth[:] = trial_depth
-                advantage[:] = trial_advantage
-                alone[:] = trial_alone
+                _keep(n, trial, best)
             next_price = (
                 max(base_value - value, 1e-9) if latency else base_value + value
             ) / seconds
@@ -629,77 +676,3 @@ def solve(
                 break
             price = next_price
     return best_value, best_seconds
-
-
-@compiled
-def limits_of(proposer: Int16Array, k: Int16Array, limits: Int16Array) -> int:
-    """Write the limits [p, n] that leave each request its own k; returns how many there are."""
-    limits[:] = 0
-    count = 0
-    for i in range(proposer.shape[0]):
-        if proposer[i] >= 0 and k[i] > 0:
-            limits[proposer[i], i] = k[i]
-            count += 1
-    return count
-
-
-def even_shares(tokens: int, takers: NDArray[np.bool_]) -> Int16Array:
-    """Draft tokens dealt out evenly [n] to the requests that can take some."""
-    rank = np.cumsum(takers) - 1
-    share, left = divmod(tokens, int(takers.sum()))
-    return np.where(takers, share + (rank < left), 0).astype(np.int16)
-
-
-def allocate(
-    gains: Float32Array,
-    limits: Int16Array,
-    lookup: NDArray[np.bool_],
-    prices: Prices,
-    base_value: float,
-    *,
-    stale_tokens: Float64Array | None = None,
-    latency: bool = False,
-    rate: float = 0.0,
-    share: Float64Array | None = None,
-    held_depth: Int16Array | None = None,
-    hold: float = 0.0,
-    into: Allocation | None = None,
-) -> Allocation:
-    """Solve one step.
-
-    ``gains`` [n, p, k] fall with the position, ``limits`` [p, n] say how many positions each
-    proposer has, ``lookup`` [p] which drafts are already there. ``stale_tokens`` [p, n] are charged
-    to a request that takes a model. ``share`` [p] of a proposer's tokens will be verified: what is
-    left after a second look; all by default. ``hold`` is the relative advantage that another set
-    of models than ``held_depth`` [p] must have. Latency's base value is the sum of its weights.
-    The arrays of ``into`` are written over and returned.
-    """
-    num_proposers, n = limits.shape
-    if into is None:
-        into = Allocation.empty(num_proposers, n)
-    proposer, k, depth, advantage, alone, _, _ = into
-    value, seconds = solve(
-        gains,
-        limits,
-        np.zeros(limits.shape) if stale_tokens is None else stale_tokens,
-        lookup,
-        base_value,
-        latency,
-        rate,
-        prices.base,
-        prices.speculating,
-        prices.slopes,
-        KNOTS,
-        prices.captured,
-        SHAPES[prices.shape],
-        prices.draft,
-        np.ones(num_proposers) if share is None else share,
-        np.zeros(num_proposers, dtype=np.int16) if held_depth is None else held_depth,
-        hold,
-        proposer,
-        k,
-        depth,
-        advantage,
-        alone,
-    )
-    return Allocation(proposer, k, depth, advantage, alone, value, seconds)

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autospec import acceptance, cost
-from autospec.acceptance import NUM_TOKEN_BUCKETS
 from autospec.arrays import (
     FLOAT32,
     FLOAT64,
@@ -26,13 +25,13 @@ from autospec.arrays import (
     clipped_int16,
 )
 from autospec.config import Settings
-from autospec.cost import StepLoad, paid_tokens
+from autospec.cost import StepLoad
 from autospec.errors import ConfigError
 from autospec.estimators import Estimators
 from autospec.guard import Guard
 from autospec.journal import Journal
 from autospec.metrics import Event, Metrics
-from autospec.octave import NUM_OCTAVES, octave_of
+from autospec.octave import NUM_OCTAVES
 from autospec.policy import make_policy
 from autospec.policy.base import Decision, Outcome, View, plain
 from autospec.probe import PLAIN, ProbeClocks
@@ -51,17 +50,15 @@ from autospec.records import (
     Request,
     StepResult,
 )
-from autospec.rows import (
-    UNKNOWN_SLOT,
+from autospec.rows import UNKNOWN_SLOT, RequestRows
+from autospec.step import (
     Nothing,
-    RequestRows,
     StepRecord,
     bound_decision,
     bound_drafted,
-    clean_result,
-    fill_rows,
-    select_drafted,
-    sum_up_models,
+    conclude,
+    look_again,
+    look_ahead,
 )
 from autospec.tuned import KCap
 from autospec.warmup import warm_up
@@ -126,11 +123,13 @@ class Controller:
             settings.workloads.rules, () if profile is None else profile.workloads
         )
         self.rows = RequestRows()
-        self.rows.workload[UNKNOWN_SLOT] = self.workloads.labels.index(OTHER)
+        self.rows.arrays.workload[UNKNOWN_SLOT] = self.workloads.labels.index(OTHER)
         self.learned = Estimators(
             self.proposers, engine, settings.learning, self.workloads.capacity, len(self.rows)
         )
         self.cost = self.learned.cost
+        self._num_slots = len(self.rows)
+        self._standing = self.learned.standing(self.rows.arrays)
         self.policy = make_policy(settings.policy, self.proposers, np.random.default_rng(seed))
         probe, guard = settings.probe, settings.guard
         self._probes = (
@@ -150,9 +149,7 @@ class Controller:
         self._records = [
             StepRecord(len(self.proposers), self.k_max) for _ in range(_STEPS_UNDER_WAY)
         ]
-        p = len(self.proposers)
-        self._depth, self._draft_tokens, self._catch_up = np.zeros((3, p))
-        self._nothing = Nothing(p, self.k_max)
+        self._nothing = Nothing(len(self.proposers), self.k_max)
         self._logged: set[str] = set()
         self._committed_sum = 0.0
         self._estimated_speedup: float | None = None
@@ -178,7 +175,7 @@ class Controller:
                 {"python": platform.python_version(), "numpy": np.__version__},
             )
         self._name_workloads()
-        warm_up(self.proposers, engine, self.k_max)
+        warm_up(settings.policy, self.proposers, engine, self.k_max)
 
     # Requests -------------------------------------------------------------------------------
 
@@ -195,7 +192,11 @@ class Controller:
         max_k = self.settings.max_k if request.max_k is None else request.max_k
         handle = self.rows.start(workload, max(0, min(max_k, self.settings.max_k)), target)
         self._has_targets |= target > 0.0
-        self.learned.start(self.rows.slot_of(handle), workload, len(self.rows))
+        num_slots = len(self.rows)
+        self.learned.start(self.rows.slot_of(handle), workload, num_slots)
+        if num_slots != self._num_slots:
+            self._num_slots = num_slots
+            self._standing = self.learned.standing(self.rows.arrays)
         self._name_workloads()
         return handle
 
@@ -248,18 +249,21 @@ class Controller:
         try:
             n = plan.k.shape[0]
             drafted = checked(drafted, INT16, (n,), "drafted")
-            verify = np.empty(n, dtype=np.int16)
-            bound_drafted(drafted, plan.k, verify)
-            if record.plan_id == plan.id:
-                record.drafted[:] = verify
-                record.kept[:] = verify
+            verify = plan.k
+            if record.plan_id != plan.id:
+                verify = np.clip(drafted, 0, plan.k)
+            else:
+                record.refer_to(self._standing)
+                if bound_drafted(record.reference, drafted, verify):
+                    verify = record.arrays.drafted.copy()
                 if confidence is not None and record.has_models and self.policy.adaptive:
                     confidence = checked(confidence, FLOAT32, (n, self.k_max), "confidence")
                     verify = self._trim(plan, record, verify, confidence)
-            plan = Plan(
-                plan.id, plan.handles, plan.proposer, plan.k, verify, plan.mode,
-                plan.predicted_seconds, plan.predicted_tokens,
-            )  # fmt: skip
+            if verify is not plan.verify:
+                plan = Plan(
+                    plan.id, plan.handles, plan.proposer, plan.k, verify, plan.mode,
+                    plan.predicted_seconds, plan.predicted_tokens,
+                )  # fmt: skip
         except Exception as error:
             self._fault("trim", error)
         record.decision_seconds += self._clock() - started
@@ -326,55 +330,37 @@ class Controller:
         confidence = checked_or(
             batch.offer_confidence, FLOAT32, (p, n, k_max), "offer_confidence", nothing.confidence
         )
-        record.resize(n)
-        unknown, record.context_tokens = fill_rows(
-            handles, self.rows.generation, self.rows.running, self.rows.max_k, self.rows.workload,
-            context_tokens, last_tokens, room, self._most_at(n), self.learned.lookup, offers,
-            NUM_TOKEN_BUCKETS, record.slots, record.workloads, record.token_buckets,
-            record.limits, record.offer_lengths, record.reach,
+        record.fit(n, self._standing)
+        if batch.stale_tokens is not None:
+            record.arrays.stale[:] = batch.stale_tokens
+        elif record.has_stale:
+            record.arrays.stale[:] = 0.0
+        record.has_stale = batch.stale_tokens is not None
+        unknown, record.context_tokens, record.plain_seconds = look_ahead(
+            record.reference, handles, context_tokens, last_tokens, room, self._most_at(n),
+            offers, confidence, self.cost.is_known,
         )  # fmt: skip
         if unknown:
             self._dropped("unknown request")
-        ahead = self.learned.ahead
-        ahead.evidence(record.offer_lengths, confidence, record.bins)
-        ahead.hazards(
-            record.slots, record.workloads, record.token_buckets, record.reach, record.bins,
-            record.hazards,
-        )  # fmt: skip
-        record.stale[:] = 0.0 if batch.stale_tokens is None else batch.stale_tokens
-        record.plain_seconds = 0.0
-        if self.cost.is_known and n > 0:
-            record.plain_seconds = self.cost.plain_seconds(n, record.context_tokens)
         record.waiting = batch.waiting_requests
         record.is_trimmed = False
         record.view = self._view(record, batch, handles, confidence)
-        decision, mode = self._decide(record.view)
+        decision, mode = self._decide(record.view, record.octave)
         record.arm = decision.arm
-        proposer, k = np.empty((2, n), dtype=np.int16)
-        expected, verified, longest, switches = bound_decision(
-            decision.proposer,
-            decision.k,
-            record.limits,
-            record.hazards,
-            self.rows.last_proposer,
-            record.slots,
-            self.learned.lookup,
-            record.stale,
-            proposer,
-            k,
-            self._depth,
-            self._draft_tokens,
-            self._catch_up,
-        )
+        proposer, k = np.empty(n, dtype=np.int16), np.empty(n, dtype=np.int16)
+        expected, verified, _, switches, predicted = bound_decision(
+            record.reference, decision.proposer, decision.k, record.context_tokens, proposer, k,
+        )  # fmt: skip
         if verified == 0 and mode == "speculate":
             mode = "plain"
-        drafting = [m for m in self.cost.models if self._depth[m]]
+        depth = record.arrays.depth.tolist()
+        drafting = [m for m in self.cost.models if depth[m]]
         record.has_models = bool(drafting)
         if self._probes is not None and n > 0:
             self._probes.note(n, drafting if verified else [PLAIN], mode == "probe")
         seconds = None
         if record.plain_seconds > 0.0:
-            seconds = self.cost.predict(self._load_of(record, n, verified, longest))
+            seconds = predicted
             self._estimated_speedup = expected / seconds * record.plain_seconds / n
         if self._metrics is not None:
             if switches:
@@ -382,8 +368,6 @@ class Controller:
             if mode == "probe":
                 self._metrics.add_event("probe")
             self._metrics.set_load(n, batch.waiting_requests)
-        record.drafted[:] = k
-        record.kept[:] = k
         record.plan_id = plan_id
         return Plan(plan_id, handles, proposer, k, k, mode, seconds, expected)
 
@@ -395,9 +379,9 @@ class Controller:
                 k = cap.k
         return self._most if k is None else np.minimum(self._most, np.int16(k))
 
-    def _decide(self, view: View) -> tuple[Decision, Mode]:
+    def _decide(self, view: View, octave: int) -> tuple[Decision, Mode]:
         """The policy's decision, unless guard or probes overrule an adaptive policy."""
-        if self._guards is not None and self._guards[octave_of(view.requests)].is_holding:
+        if self._guards is not None and self._guards[octave].is_holding:
             return plain(view.requests), "guard"
         if self._probes is not None and self.cost.is_known and view.requests > 0:
             arm = self._probes.due(view.requests, self.cost.models)
@@ -432,22 +416,23 @@ class Controller:
         handles: Int64Array,
         confidence: Float32Array,
     ) -> View:
-        slots = record.slots
+        arrays = record.arrays
         behind = self._nothing.behind
         if self._has_targets:
-            tokens = np.maximum(self.rows.decode_tokens[slots], 1.0)
-            target = self.rows.target_seconds[slots]
-            pace = self.rows.decode_seconds[slots] / tokens
+            requests = self.rows.arrays
+            tokens = np.maximum(requests.decode_tokens[arrays.slots], 1.0)
+            target = requests.target_seconds[arrays.slots]
+            pace = requests.decode_seconds[arrays.slots] / tokens
             behind = np.divide(pace, target, out=np.zeros_like(pace), where=target > 0.0)
         return View(
-            slots.shape[0],
+            handles.shape[0],
             batch.waiting_requests,
             record.context_tokens,
-            record.workloads,
-            record.limits,
+            arrays.workloads,
+            arrays.limits,
             confidence,
-            record.hazards,
-            record.stale,
+            arrays.hazards,
+            arrays.stale,
             behind,
             self.cost,
             record.plain_seconds,
@@ -455,102 +440,64 @@ class Controller:
             batch.prefill_tokens > 0,
         )
 
-    def _load_of(self, record: StepRecord, n: int, verified: int, longest: int) -> StepLoad:
-        tokens = paid_tokens(self.engine.shape, self.cost.captured, n, verified, longest)
-        return StepLoad(
-            tokens,
-            n,
-            record.context_tokens,
-            verified > 0,
-            self._depth,
-            self._draft_tokens,
-            self._catch_up,
-        )
-
     def _trim(
         self, plan: Plan, record: StepRecord, verify: Int16Array, confidence: Float32Array
     ) -> Int16Array:
-        limits = record.draft_limits
-        drafts = select_drafted(
-            plan.proposer, verify, confidence, self.learned.lookup, limits, record.draft_models
-        )
+        drafts = look_again(record.reference, plan.proposer, verify, confidence)
         if drafts == 0 or record.view is None:
             return verify
-        self.learned.drafted.draft_evidence(confidence, limits, record.draft_bins)
-        record.draft_hazards[:] = record.hazards
-        self.learned.drafted.hazards(
-            record.slots, record.workloads, record.token_buckets, limits, record.draft_bins,
-            record.draft_hazards,
-        )  # fmt: skip
         record.is_trimmed = True
-        kept = self.policy.trim(record.view, Decision(plan.proposer, verify), record.draft_hazards)
-        np.minimum(verify, kept, out=record.kept)
-        return record.kept.copy() if plan.mode == "speculate" else verify
+        arrays = record.arrays
+        kept = self.policy.trim(record.view, Decision(plan.proposer, verify), arrays.draft_hazards)
+        np.minimum(verify, kept, out=arrays.kept)
+        return arrays.kept.copy() if plan.mode == "speculate" else verify
 
     def _observe(self, plan: Plan, record: StepRecord, result: StepResult, started: float) -> None:
         n, p = plan.handles.shape[0], len(self.proposers)
         draft_seconds = self._usable_draft_seconds(result)
-        nothing = self._nothing.fit(n)
-        matched = checked_or(result.matched, INT16, (p, n), "matched", nothing.matched)
-        verified, accepted, committed = np.empty((3, n), dtype=np.int16)
-        total, num_verified, longest = clean_result(
-            plan.handles,
-            self.rows.generation,
-            self.rows.running,
-            record.drafted,
+        record.refer_to(self._standing)
+        matched = checked_or(result.matched, INT16, (p, n), "matched", record.arrays.unmatched)
+        total, num_verified, paid, drifts = conclude(
+            record.reference, plan.handles, plan.proposer, plan.k,
             checked(result.verified, INT16, (n,), "verified"),
             checked(result.accepted, INT16, (n,), "accepted"),
             checked(result.committed, INT16, (n,), "committed"),
-            record.slots,
-            record.known,
-            verified,
-            accepted,
-            committed,
-        )
-        worth, right = verified, accepted
-        if record.is_trimmed and plan.mode == "probe":  # as if it had been trimmed
-            worth = np.minimum(verified, record.kept)
-            right = np.minimum(accepted, worth)
-        drifts = self.learned.ahead.learn(
-            record.slots, record.workloads, record.token_buckets, record.known, plan.proposer,
-            worth, right, committed, matched, record.offer_lengths,
-            record.bins, record.hazards, plan.k, record.drafted,
-            record.draft_hazards if record.is_trimmed else record.hazards,
+            matched, record.is_trimmed, plan.mode == "probe",
         )  # fmt: skip
-        if record.is_trimmed:
-            self.learned.drafted.learn(
-                record.slots, record.workloads, record.token_buckets, record.known,
-                record.draft_models, verified, accepted, committed, nothing.matched,
-                record.offer_lengths, record.draft_bins, record.draft_hazards,
-            )  # fmt: skip
+        arrays = record.arrays
         if drifts:
             self._event("drift", drifts)
             if self._probes is not None:
                 self._probes.restart()
-        step_seconds = result.step_seconds
+        step_seconds = float(result.step_seconds)
         is_timed = cost.LEAST_SECONDS < step_seconds < cost.MOST_SECONDS
-        guard = None if self._guards is None else self._guards[octave_of(n)]
+        guard = None if self._guards is None else self._guards[record.octave]
         if guard is not None and guard.is_holding:
             guard.note_plain()
         if is_timed:
             if self._has_targets:
-                self.rows.decode_seconds[record.slots] += step_seconds
-                self.rows.decode_tokens[record.slots] += committed
-            load = self._load_of(record, n, num_verified, longest)
+                self.rows.arrays.decode_seconds[arrays.slots] += step_seconds
+                self.rows.arrays.decode_tokens[arrays.slots] += arrays.committed
+            load = StepLoad(
+                paid, n, record.context_tokens, num_verified > 0,
+                arrays.depth, arrays.draft_tokens, arrays.catch_up,
+            )  # fmt: skip
             self._learn_time(plan, record, load, result, draft_seconds, total, guard)
         else:
             self._dropped("unusable step time")
         self.policy.learn(
             Outcome(
-                n, record.workloads, plan.proposer, plan.k, record.kept, verified, accepted,
-                committed, matched, record.offer_lengths, step_seconds, draft_seconds,
-                record.plain_seconds, result.prefill_tokens > 0, plan.handles, record.arm,
+                n, arrays.workloads, plan.proposer, plan.k, arrays.kept, arrays.verified,
+                arrays.accepted, arrays.committed, matched, arrays.offer_lengths, step_seconds,
+                draft_seconds, record.plain_seconds, result.prefill_tokens > 0, plan.handles,
+                record.arm,
             )
         )  # fmt: skip
         if self._metrics is not None:
             self._metrics.add_tokens(
-                plan.proposer, record.workloads - 1, record.drafted, verified, accepted, committed
-            )
+                plan.proposer, arrays.workloads - 1, arrays.drafted, arrays.verified,
+                arrays.accepted, arrays.committed,
+            )  # fmt: skip
             self._metrics.set_speedup(self._estimated_speedup, self.measured_speedup)
         decision_seconds = record.decision_seconds + self._clock() - started
         self.last_decision_seconds = decision_seconds
@@ -558,7 +505,7 @@ class Controller:
             self._metrics.add_step(plan.mode, step_seconds if is_timed else None, decision_seconds)
         if self._journal is not None:
             self._journal.write_step(
-                plan, result, record.workloads - 1, record.waiting, record.context_tokens,
+                plan, result, arrays.workloads - 1, record.waiting, record.context_tokens,
                 decision_seconds,
             )  # fmt: skip
 
@@ -588,10 +535,6 @@ class Controller:
         seconds = result.step_seconds
         if load.requests == 0:
             return
-        sum_up_models(
-            plan.proposer, record.drafted, record.stale, self.learned.lookup,
-            self._depth, self._draft_tokens, self._catch_up,
-        )  # fmt: skip
         self.cost.observe(load, seconds, draft_seconds, result.prefill_tokens)
         if record.plain_seconds <= 0.0 or result.prefill_tokens > 0:
             return

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autospec.compiled import compiled
+from autospec.compiled import by_reference, compiled, compiled_brief
 from autospec.octave import NUM_OCTAVES, octave_of
 from autospec.records import (
     EngineInfo,
@@ -74,7 +74,37 @@ class StepLoad(NamedTuple):
     catch_up_tokens: Float64Array
 
 
-@compiled
+class CostArrays(NamedTuple):
+    """Everything a step-cost model holds: f features, c cells (kinds of steps), m models.
+
+    Sums of squares are ``gram``, those with the times ``moment``: of each cell, of all, and of what
+    has not been saved yet. ``precision`` and ``target`` are the priors, ``beta`` the coefficients,
+    ``draft`` [p, 4] those of drafting once more, by proposer. ``x`` is scratch. ``health`` holds a
+    running relative error, a surprise and the steps since, of target forwards and of each model,
+    ``doubt`` the surprise of each cell.
+    """
+
+    models: Int64Array  # [m]
+    captured: Int32Array
+    shape: int
+    most_surprise: float
+    x: Float64Array  # [f]
+    health: Float64Array  # [1 + m, 3]
+    doubt: Float64Array  # [c]
+    cell_gram: Float64Array  # [c, f, f]
+    cell_moment: Float64Array  # [c, f]
+    gram: Float64Array  # [f, f]
+    moment: Float64Array  # [f]
+    fresh_gram: Float64Array  # [c, f, f]
+    fresh_moment: Float64Array  # [c, f]
+    fresh_weight: Float64Array  # [c]
+    precision: Float64Array  # [f, f]
+    target: Float64Array  # [f]
+    beta: Float64Array  # [f]
+    draft: Float64Array  # [p, 4]
+
+
+@compiled_brief
 def token_seconds(tokens: float, slopes: Float64Array, knots: Float64Array) -> float:
     """F(tokens): the area under the slopes up to ``tokens``."""
     seconds = 0.0
@@ -88,7 +118,7 @@ def token_seconds(tokens: float, slopes: Float64Array, knots: Float64Array) -> f
     return seconds
 
 
-@compiled
+@compiled_brief
 def round_up(tokens: int, captured: Int32Array) -> int:
     """The smallest captured size that holds ``tokens``; above the largest, the number itself."""
     for c in range(captured.shape[0]):
@@ -97,7 +127,7 @@ def round_up(tokens: int, captured: Int32Array) -> int:
     return tokens
 
 
-@compiled
+@compiled_brief
 def forward_seconds(
     beta: Float64Array,
     tokens: float,
@@ -114,7 +144,7 @@ def forward_seconds(
     return seconds
 
 
-@compiled
+@compiled_brief
 def drafting_seconds(
     beta: Float64Array,
     models: Int64Array,
@@ -137,14 +167,29 @@ def drafting_seconds(
     return seconds
 
 
+SHAPES: dict[Shape, int] = {"packed": 0, "padded": 1, "stepped": 2}
+"""Shapes as kernels know them."""
+
+PADDED = SHAPES["padded"]
+STEPPED = SHAPES["stepped"]
+
+
 def paid_tokens(
     shape: Shape, captured: Int32Array, requests: int, verified: int, longest: int
 ) -> int:
     """Tokens a target forward pays for: ``verified`` drafts in all, ``longest`` of a request."""
-    if shape == "padded":
+    return int(tokens_to_pay(SHAPES[shape], captured, requests, verified, longest))
+
+
+@compiled_brief
+def tokens_to_pay(
+    shape: int, captured: Int32Array, requests: int, verified: int, longest: int
+) -> int:
+    """``paid_tokens`` in kernels."""
+    if shape == PADDED:
         return requests * (1 + longest)
     total = requests + verified
-    return int(round_up(total, captured)) if shape == "stepped" and total else total
+    return round_up(total, captured) if shape == STEPPED and total > 0 else total
 
 
 @compiled
@@ -170,7 +215,7 @@ def _solve(
             beta[i] = max(0.0, r / a)
 
 
-@compiled
+@compiled_brief
 def _absorb(
     x: Float64Array,
     y: float,
@@ -197,7 +242,7 @@ def _absorb(
             fresh_gram[i, j] += xi * x[j]
 
 
-@compiled
+@compiled_brief
 def _verify_features(
     tokens: float,
     requests: float,
@@ -221,34 +266,18 @@ def _verify_features(
     x[3 + segments] = speculating
 
 
-@compiled
+@compiled_brief
 def _learn(
-    x: Float64Array,
-    seconds: float,
-    cell: int,
-    first_cell: int,
-    last_cell: int,
-    most_surprise: float,
+    model: CostArrays, seconds: float, cell: int, first_cell: int, last_cell: int,
     health: Float64Array,
-    doubt: Float64Array,
-    cell_gram: Float64Array,
-    cell_moment: Float64Array,
-    gram: Float64Array,
-    moment: Float64Array,
-    fresh_gram: Float64Array,
-    fresh_moment: Float64Array,
-    fresh_weight: Float64Array,
-    precision: Float64Array,
-    target: Float64Array,
-    beta: Float64Array,
-) -> bool:
+) -> bool:  # fmt: skip
     """One equation ``x . beta = seconds``, its error relative to what was measured or expected.
 
-    ``health`` holds the running relative error, the surprise and the steps since; ``doubt`` is the
-    surprise of each cell. An outlier's weight is clipped, unless outliers keep coming: then the old
-    statistics are what is wrong, those of the cell, or of all cells from ``first_cell`` to
-    ``last_cell``; they are dropped, and True is returned in the latter case.
+    An outlier's weight is clipped, unless outliers keep coming: then the old statistics are what is
+    wrong, those of the cell, or of all cells from ``first_cell`` to ``last_cell``; they are
+    dropped, and True is returned in the latter case. ``health`` [3] is that of these cells.
     """
+    x, beta, doubt = model.x, model.beta, model.doubt
     predicted = 0.0
     for i in range(x.shape[0]):
         predicted += x[i] * beta[i]
@@ -264,18 +293,13 @@ def _learn(
         doubt[cell] += sign
         if health[2] >= _SETTLED_STEPS:
             trust = limit / abs(error)
-        surprised = abs(health[1]) > most_surprise
-        if surprised or abs(doubt[cell]) > most_surprise:
+        surprised = abs(health[1]) > model.most_surprise
+        if surprised or abs(doubt[cell]) > model.most_surprise:
             # Old times weigh 1 / seconds squared: were they shorter, they must not drown the new.
             kept = _FORGET_KEEP * min(1.0, (predicted / seconds) ** 2)
             for c in range(first_cell, last_cell):
-                if not surprised and c != cell:
-                    continue
-                gram -= (1.0 - kept) * cell_gram[c]
-                moment -= (1.0 - kept) * cell_moment[c]
-                cell_gram[c] *= kept
-                cell_moment[c] *= kept
-                doubt[c] = 0.0
+                if surprised or c == cell:
+                    _forget(model, c, kept)
             health[0] = _NOISE
             health[1] = 0.0
             if surprised:
@@ -287,15 +311,28 @@ def _learn(
         health[0] = min(max(error_now, _LEAST_ERROR), _MOST_ERROR)
     _absorb(
         x, seconds, trust / max(seconds, predicted) ** 2, 1.0 - 1.0 / _MEMORY_STEPS,
-        cell_gram[cell], cell_moment[cell], gram, moment, fresh_gram[cell], fresh_moment[cell],
+        model.cell_gram[cell], model.cell_moment[cell], model.gram, model.moment,
+        model.fresh_gram[cell], model.fresh_moment[cell],
     )  # fmt: skip
-    fresh_weight[cell] += 1.0
+    model.fresh_weight[cell] += 1.0
     health[2] += 1.0
-    _solve(gram, moment, precision, target, beta, _SWEEPS)
+    _solve(model.gram, model.moment, model.precision, model.target, beta, _SWEEPS)
     return surprised
 
 
-@compiled
+@compiled_brief
+def _forget(model: CostArrays, cell: int, kept: float) -> None:
+    """Keep that share of what a cell has seen."""
+    for i in range(model.x.shape[0]):
+        model.moment[i] -= (1.0 - kept) * model.cell_moment[cell, i]
+        model.cell_moment[cell, i] *= kept
+        for j in range(model.x.shape[0]):
+            model.gram[i, j] -= (1.0 - kept) * model.cell_gram[cell, i, j]
+            model.cell_gram[cell, i, j] *= kept
+    model.doubt[cell] = 0.0
+
+
+@compiled_brief
 def _draft_features(
     start: int, depth: float, draft_tokens: float, catch_up_tokens: float, x: Float64Array
 ) -> None:
@@ -305,7 +342,7 @@ def _draft_features(
     x[start + CATCH_UP] = catch_up_tokens
 
 
-@compiled
+@compiled_brief
 def _copy_draft_coefficients(
     beta: Float64Array, models: Int64Array, draft_coefficients: Float64Array
 ) -> None:
@@ -314,13 +351,13 @@ def _copy_draft_coefficients(
             draft_coefficients[models[m], c] = beta[NUM_VERIFY + NUM_DRAFT * m + c]
 
 
-@compiled
+@compiled_brief
 def _learn_step(
+    model: CostArrays,
     tokens: float,
     requests: float,
     context: float,
-    speculating: float,
-    models: Int64Array,
+    speculating: bool,
     depth: Float64Array,
     draft_tokens: Float64Array,
     catch_up_tokens: Float64Array,
@@ -328,28 +365,13 @@ def _learn_step(
     draft_seconds: Float64Array,
     is_told_apart: bool,
     cell: int,
-    most_surprise: float,
-    knots: Float64Array,
-    x: Float64Array,
-    health: Float64Array,
-    doubt: Float64Array,
-    cell_gram: Float64Array,
-    cell_moment: Float64Array,
-    gram: Float64Array,
-    moment: Float64Array,
-    fresh_gram: Float64Array,
-    fresh_moment: Float64Array,
-    fresh_weight: Float64Array,
-    precision: Float64Array,
-    target: Float64Array,
-    beta: Float64Array,
-    draft_coefficients: Float64Array,
 ) -> bool:
     """Learn a step: the target forward, and each model's drafting where that is told apart.
 
     Returns whether the times of target forwards have changed for good.
     """
-    _verify_features(tokens, requests, context, speculating, knots, x)
+    models, x = model.models, model.x
+    _verify_features(tokens, requests, context, speculating, KNOTS, x)
     verifying = seconds
     if is_told_apart:
         verifying -= draft_seconds.sum()
@@ -362,11 +384,7 @@ def _learn_step(
                 )
     surprised = False
     if verifying > LEAST_SECONDS:
-        surprised = _learn(
-            x, verifying, cell, 0, 2 * NUM_OCTAVES, most_surprise, health[0], doubt, cell_gram,
-            cell_moment, gram, moment, fresh_gram, fresh_moment, fresh_weight, precision, target,
-            beta,
-        )  # fmt: skip
+        surprised = _learn(model, verifying, cell, 0, 2 * NUM_OCTAVES, model.health[0])
     if is_told_apart:
         for m in range(models.shape[0]):
             p = models[m]
@@ -376,12 +394,8 @@ def _learn_step(
                     NUM_VERIFY + NUM_DRAFT * m, depth[p], draft_tokens[p], catch_up_tokens[p], x
                 )
                 own = 2 * NUM_OCTAVES + m
-                _learn(
-                    x, draft_seconds[p], own, own, own + 1, most_surprise, health[1 + m], doubt,
-                    cell_gram, cell_moment, gram, moment, fresh_gram, fresh_moment, fresh_weight,
-                    precision, target, beta,
-                )  # fmt: skip
-    _copy_draft_coefficients(beta, models, draft_coefficients)
+                _learn(model, draft_seconds[p], own, own, own + 1, model.health[1 + m])
+    _copy_draft_coefficients(model.beta, models, model.draft)
     return surprised
 
 
@@ -400,7 +414,6 @@ class StepCost:
         follows_jumps: bool = True,
     ) -> None:
         self.engine = engine
-        self._most_surprise = _SURPRISE if follows_jumps else math.inf
         self.captured = np.array(engine.captured_sizes, dtype=np.int32)
         self.models = sorted(
             (p for p, info in enumerate(proposers) if info.kind != "lookup"),
@@ -408,34 +421,44 @@ class StepCost:
         )
         self._by_depth = [proposers[p].kind == "sequential" for p in self.models]
         size = NUM_VERIFY + NUM_DRAFT * len(self.models)
-        self.beta = np.zeros(size)
+        self._num_cells = cells = 2 * NUM_OCTAVES + len(self.models)
+        health = np.zeros((1 + len(self.models), 3))
+        health[:, 0] = _NOISE
+        self.arrays = CostArrays(
+            np.array(self.models, dtype=np.int64),
+            self.captured,
+            SHAPES[engine.shape],
+            _SURPRISE if follows_jumps else math.inf,
+            np.zeros(size),
+            health,
+            np.zeros(cells),
+            np.zeros((cells, size, size)),
+            np.zeros((cells, size)),
+            np.zeros((size, size)),
+            np.zeros(size),
+            np.zeros((cells, size, size)),
+            np.zeros((cells, size)),
+            np.zeros(cells),
+            np.zeros((size, size)),
+            np.zeros(size),
+            np.zeros(size),
+            np.zeros((len(proposers), NUM_DRAFT)),
+        )
+        self.reference = by_reference(self.arrays)
+        """All of it for kernels."""
+        self.beta = self.arrays.beta
         self.slopes: Float64Array = self.beta[SLOPES:CONTEXT]
         """Seconds per token in each segment between ``KNOTS``; a view, always up to date."""
         self.prefill_token_seconds = 0.0
         self.is_known = False
         self._mixed_steps = 0
         self._fastest_mixed = math.inf
-        self._draft_coefficients = np.zeros((len(proposers), NUM_DRAFT))
-        self._num_cells = 2 * NUM_OCTAVES + len(self.models)
-        self._cell_gram = np.zeros((self._num_cells, size, size))
-        self._cell_moment = np.zeros((self._num_cells, size))
-        self._gram = np.zeros((size, size))
-        self._moment = np.zeros(size)
-        self._fresh_gram = np.zeros((self._num_cells, size, size))
-        self._fresh_moment = np.zeros((self._num_cells, size))
-        self._fresh_weight = np.zeros(self._num_cells)
-        self._reference = np.zeros(4)
+        self._reference_step = np.zeros(4)
         self._first_steps: list[tuple[float, float, float]] = []
+        self._is_early = True
         self._is_loaded = False
         self._most_tokens = 0
-        self._precision = np.zeros((size, size))
-        self._target = np.zeros(size)
-        self._x = np.zeros(size)
-        self._rows: Int64Array = np.array(self.models, dtype=np.int64)
         self._no_times = np.zeros(len(proposers))
-        self._health = np.zeros((1 + len(self.models), 3))  # relative error, surprise, steps
-        self._health[:, 0] = _NOISE
-        self._doubt = np.zeros(self._num_cells)
 
     def observe(
         self,
@@ -452,21 +475,16 @@ class StepCost:
         if prefill_tokens > 0:
             self._observe_prefill(load, step_seconds, prefill_tokens)
             return
-        is_early = len(self._first_steps) < _REFERENCE_STEPS and not self._is_loaded
-        if is_early and self._set_scale(load, step_seconds):
+        if self._is_early and self._set_scale(load, step_seconds):
             return
-        cell = int(load.speculating) * NUM_OCTAVES + octave_of(load.requests)
+        cell = octave_of(load.requests) + (NUM_OCTAVES if load.speculating else 0)
         is_told_apart = draft_seconds is not None
         if draft_seconds is None or min(draft_seconds.tolist(), default=0.0) < 0.0:
             draft_seconds, is_told_apart = self._no_times, False
         if _learn_step(
-            load.tokens, load.requests, load.context_tokens, load.speculating, self._rows,
-            load.depth, load.draft_tokens, load.catch_up_tokens, step_seconds,
-            draft_seconds, is_told_apart, cell,
-            self._most_surprise, KNOTS, self._x, self._health, self._doubt, self._cell_gram,
-            self._cell_moment, self._gram, self._moment, self._fresh_gram, self._fresh_moment,
-            self._fresh_weight, self._precision, self._target, self.beta,
-            self._draft_coefficients,
+            self.reference, load.tokens, load.requests, load.context_tokens, load.speculating,
+            load.depth, load.draft_tokens, load.catch_up_tokens, step_seconds, draft_seconds,
+            is_told_apart, cell,
         ):  # fmt: skip
             self._set_prior(step_seconds, load.tokens, load.context_tokens)
 
@@ -488,7 +506,7 @@ class StepCost:
     @property
     def draft_coefficients(self) -> Float64Array:
         """[p, 4]: seconds per step in use, per depth, per drafted and per caught-up token."""
-        return self._draft_coefficients
+        return self.arrays.draft
 
     @property
     def speculating_seconds(self) -> float:
@@ -500,7 +518,7 @@ class StepCost:
         return forward_seconds(
             self.beta, load.tokens, load.requests, load.context_tokens, load.speculating, KNOTS
         ) + drafting_seconds(
-            self.beta, self._rows, load.depth, load.draft_tokens, load.catch_up_tokens
+            self.beta, self.arrays.models, load.depth, load.draft_tokens, load.catch_up_tokens
         )
 
     def trusted_tokens(self, requests: int) -> float:
@@ -515,23 +533,24 @@ class StepCost:
     @property
     def relative_error(self) -> float:
         """Running mean of the relative error of predicted target forwards, outliers clipped."""
-        return float(self._health[0, 0])
+        return float(self.arrays.health[0, 0])
 
     def load(self, statistics: Mapping[str, Float64Array]) -> None:
         """Start from saved statistics, the form ``take_fresh`` returns; their weight is bounded."""
+        arrays = self.arrays
         for cell in range(self._num_cells):
             weight = float(statistics["weight"][cell])
             fade = min(1.0, _MEMORY_STEPS / weight) if weight > 0 else 1.0
-            self._cell_gram[cell] = statistics["gram"][cell] * fade
-            self._cell_moment[cell] = statistics["moment"][cell] * fade
-        self._gram = self._cell_gram.sum(axis=0)
-        self._moment = self._cell_moment.sum(axis=0)
+            arrays.cell_gram[cell] = statistics["gram"][cell] * fade
+            arrays.cell_moment[cell] = statistics["moment"][cell] * fade
+        arrays.gram[:] = arrays.cell_gram.sum(axis=0)
+        arrays.moment[:] = arrays.cell_moment.sum(axis=0)
         seconds, tokens, context, count = statistics["reference"]
         if count > 0:
             self._is_loaded = True
+            self._is_early = False
             self._set_prior(seconds / count, tokens / count, context / count)
-            _solve(self._gram, self._moment, self._precision, self._target, self.beta, 500)
-            _copy_draft_coefficients(self.beta, self._rows, self._draft_coefficients)
+            self._settle(500)
 
     def take_fresh(self) -> Mapping[str, Float64Array]:
         """Additive statistics since the last call.
@@ -539,22 +558,24 @@ class StepCost:
         gram [cell, f, f], moment [cell, f], weight [cell], and the reference step [seconds, tokens,
         context, count] that scales the priors.
         """
-        fresh = {
-            "gram": self._fresh_gram.copy(),
-            "moment": self._fresh_moment.copy(),
-            "weight": self._fresh_weight.copy(),
-            "reference": self._reference.copy(),
-        }
-        for array in (self._fresh_gram, self._fresh_moment, self._fresh_weight, self._reference):
+        taken = {}
+        for name, array in self._fresh().items():
+            taken[name] = array.copy()
             array[:] = 0.0
-        return fresh
+        return taken
 
     def return_fresh(self, statistics: Mapping[str, Float64Array]) -> None:
         """Take back statistics that could not be saved."""
-        self._fresh_gram += statistics["gram"]
-        self._fresh_moment += statistics["moment"]
-        self._fresh_weight += statistics["weight"]
-        self._reference += statistics["reference"]
+        for name, array in self._fresh().items():
+            array += statistics[name]
+
+    def _fresh(self) -> Mapping[str, Float64Array]:
+        return {
+            "gram": self.arrays.fresh_gram,
+            "moment": self.arrays.fresh_moment,
+            "weight": self.arrays.fresh_weight,
+            "reference": self._reference_step,
+        }
 
     def _set_scale(self, load: StepLoad, step_seconds: float) -> bool:
         """Scale the priors to the median of the first steps; the very first does nothing else.
@@ -564,7 +585,8 @@ class StepCost:
         steps = self._first_steps
         steps.append((step_seconds, float(load.tokens), float(load.context_tokens)))
         median = sorted(steps)[len(steps) // 2]
-        self._reference[:] = (*median, 1.0)
+        self._reference_step[:] = (*median, 1.0)
+        self._is_early = len(steps) < _REFERENCE_STEPS
         self._set_prior(*median)
         return len(steps) == 1
 
@@ -582,17 +604,18 @@ class StepCost:
 
     def _set_prior(self, seconds: float, tokens: float, context: float) -> None:
         """Priors relative to a first step: most of it is fixed, a token costs some per cent."""
-        self._precision[:] = 0.0
-        self._target[:] = 0.0
+        precision = self.arrays.precision
+        precision[:] = 0.0
+        self.arrays.target[:] = 0.0
         per_token = seconds / max(tokens, 1.0)
         self._prior(FIXED, 0.8 * seconds, 0.8 * seconds)
         self._prior(SLOPES, 0.1 * per_token, 0.3 * per_token)
         for s in range(SLOPES, CONTEXT - 1):
             stiffness = _NOISE**2 / (0.1 * per_token) ** 2
-            self._precision[s, s] += stiffness
-            self._precision[s + 1, s + 1] += stiffness
-            self._precision[s, s + 1] -= stiffness
-            self._precision[s + 1, s] -= stiffness
+            precision[s, s] += stiffness
+            precision[s + 1, s + 1] += stiffness
+            precision[s, s + 1] -= stiffness
+            precision[s + 1, s] -= stiffness
         self._prior(CONTEXT, 0.0, 0.2 * seconds / max(context, 1.0))
         self._prior(REQUESTS, 0.0, 0.1 * per_token)
         self._prior(SPECULATING, 0.0, 0.1 * seconds)
@@ -605,10 +628,15 @@ class StepCost:
             self._prior(start + TOKENS, 0.0, 0.02 * seconds)
             self._prior(start + CATCH_UP, 0.0, 0.01 * seconds)
         self.is_known = True
-        _solve(self._gram, self._moment, self._precision, self._target, self.beta, 200)
-        _copy_draft_coefficients(self.beta, self._rows, self._draft_coefficients)
+        self._settle(200)
+
+    def _settle(self, sweeps: int) -> None:
+        """Find the coefficients anew."""
+        arrays = self.arrays
+        _solve(arrays.gram, arrays.moment, arrays.precision, arrays.target, arrays.beta, sweeps)
+        _copy_draft_coefficients(arrays.beta, arrays.models, arrays.draft)
 
     def _prior(self, feature: int, mean: float, deviation: float) -> None:
         precision = _NOISE**2 / deviation**2
-        self._precision[feature, feature] += precision
-        self._target[feature] += precision * mean
+        self.arrays.precision[feature, feature] += precision
+        self.arrays.target[feature] += precision * mean

@@ -9,10 +9,13 @@ import numpy as np
 
 from autospec import acceptance, cost
 from autospec.acceptance import HazardTable, Shrinkage
+from autospec.compiled import by_reference
 from autospec.config import LearningSettings
 from autospec.cost import StepCost
 from autospec.profile import Identity, Profile, WorkloadProfile
 from autospec.records import EngineInfo, Int16Array, ProposerInfo
+from autospec.rows import RequestArrays
+from autospec.step import Standing
 
 
 class Estimators:
@@ -48,10 +51,21 @@ class Estimators:
     def start(self, slot: int, workload: int, num_slots: int) -> None:
         """A request of a workload begins in a slot."""
         for table in (self.ahead, self.drafted):
-            if num_slots > len(table.request_offset):
+            if num_slots > len(table.arrays.request_offset):
                 table.grow(num_slots)
             table.start(slot)
         self._requests[workload] += 1.0
+
+    def standing(self, requests: RequestArrays) -> Standing:
+        """All of it with the running requests, for kernels; ``start`` may replace arrays."""
+        return by_reference(
+            Standing(
+                by_reference(requests),
+                by_reference(self.ahead.arrays),
+                by_reference(self.drafted.arrays),
+                self.cost.reference,
+            )
+        )
 
     def load(self, profile: Profile, labels: Sequence[str]) -> None:
         """Start from a profile; ``labels`` are the controller's workloads in order."""

@@ -49,7 +49,7 @@ def rates_of_model(hazards: Float64Array) -> Rates:
     """Rates of a proposer that drafts in every step, from its hazards by position [k]."""
     gains = np.zeros((1, 1, len(hazards)), dtype=np.float32)
     limits = np.array([[len(hazards)]], dtype=np.int16)
-    throughput_gains(hazards[None, None].astype(np.float32), limits, np.ones(1), gains)
+    throughput_gains(hazards[None, None].astype(np.float32), limits, np.ones(1), np.ones(1), gains)
     ones = np.ones(len(hazards))
     return Rates(ones, np.cumsum(ones), np.cumsum(gains[0, 0].astype(np.float64)))
 

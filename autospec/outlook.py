@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autospec.acceptance import BUCKET_OF, NUM_BUCKETS
 from autospec.cost import FIXED, KNOTS, SLOPES, StepCost
 from autospec.cost_file import LOOKUPS
 from autospec.errors import ProfileError
 from autospec.expectation import Choice, Expectation, Rates, mixed, rates_of_model
+from autospec.hazards import BUCKET_OF, NUM_BUCKETS
 from autospec.octave import NUM_OCTAVES
 from autospec.profile import Profile, Statistics
 from autospec.records import EngineInfo, Kind, ProposerInfo

@@ -6,87 +6,75 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autospec.acceptance import NUM_TOKEN_BUCKETS, HazardTable, Shrinkage
-from autospec.allocation import Prices, allocate, latency_gains, limits_of, throughput_gains
-from autospec.cost import StepCost, StepLoad
+from autospec.config import LearningSettings
+from autospec.cost import StepLoad
+from autospec.estimators import Estimators
+from autospec.policy import make_policy
+from autospec.policy.base import Decision, Outcome, PolicyOptions, View
 from autospec.records import EngineInfo, ProposerInfo
-from autospec.rows import (
+from autospec.rows import RequestRows
+from autospec.step import (
     Nothing,
-    RequestRows,
     StepRecord,
     bound_decision,
     bound_drafted,
-    clean_result,
-    fill_rows,
-    select_drafted,
-    sum_up_models,
+    conclude,
+    look_again,
+    look_ahead,
 )
 
 
-def warm_up(proposers: Sequence[ProposerInfo], engine: EngineInfo, k_max: int) -> None:
-    """Run each kernel once on a batch of one, with the types that serving uses."""
+def warm_up(
+    options: PolicyOptions,
+    proposers: Sequence[ProposerInfo],
+    engine: EngineInfo,
+    k_max: int,
+) -> None:
+    """Run each kernel once on a step of one request, with the types that serving uses."""
     n, p = 1, len(proposers)
     if p == 0:
         return
-    lookup = np.array([info.kind == "lookup" for info in proposers], dtype=np.bool_)
     rows = RequestRows(2)
+    learned = Estimators(proposers, engine, LearningSettings(), 1, len(rows))
+    policy = make_policy(options, proposers, np.random.default_rng(0))
     record = StepRecord(p, k_max)
-    record.resize(n)
+    record.fit(n, learned.standing(rows.arrays))
+    arrays = record.arrays
     nothing = Nothing(p, k_max).fit(n)
     handles = np.array([rows.start(0, k_max, 0.0)], dtype=np.int64)
-    rows.resolve(handles, record.slots)
-    most = np.ones(p, dtype=np.int16)
-    fill_rows(
-        handles, rows.generation, rows.running, rows.max_k, rows.workload, nothing.last_tokens,
-        nothing.last_tokens, nothing.room, most, lookup, nothing.lengths, NUM_TOKEN_BUCKETS,
-        record.slots, record.workloads, record.token_buckets, record.limits, record.offer_lengths,
-        record.reach,
-    )  # fmt: skip
-    for by_confidence in (lookup, np.ones_like(lookup)):
-        table = HazardTable(lookup, by_confidence, 2, len(rows), Shrinkage())
-        table.evidence(record.offer_lengths, nothing.confidence, record.bins)
-        table.draft_evidence(nothing.confidence[0], record.limits, record.bins)
-        table.hazards(
-            record.slots, record.workloads, record.token_buckets, record.limits, record.bins,
-            record.hazards,
-        )  # fmt: skip
-        zeros = np.zeros(n, dtype=np.int16)
-        table.learn(
-            record.slots, record.workloads, record.token_buckets, np.ones(n, dtype=np.bool_),
-            zeros, zeros, zeros, zeros, nothing.matched, record.offer_lengths,
-            record.bins, record.hazards,
-        )  # fmt: skip
-    step_cost = StepCost(proposers, engine)
-    depth, draft_tokens, catch_up = np.zeros((3, p))
     for speculating in (False, True):
-        load = StepLoad(1, 1, 1, speculating, depth, draft_tokens, catch_up)
-        step_cost.observe(load, 1.0, None)
-        step_cost.observe(load, 1.0, np.zeros(p))
+        load = StepLoad(1, 1, 1, speculating, arrays.depth, arrays.draft_tokens, arrays.catch_up)
+        learned.cost.observe(load, 1.0, None)
+        learned.cost.observe(load, 1.0, np.zeros(p))
+        learned.cost.predict(load)
+    learned.cost.base_seconds(n, 1)
+    _, context, plain_seconds = look_ahead(
+        record.reference, handles, nothing.last_tokens,
+        nothing.last_tokens, nothing.room, np.ones(p, dtype=np.int16), nothing.lengths,
+        nothing.confidence, True,
+    )  # fmt: skip
+    view = View(
+        n, 0, context, arrays.workloads, arrays.limits, nothing.confidence, arrays.hazards,
+        arrays.stale, nothing.behind, learned.cost, plain_seconds, handles,
+    )  # fmt: skip
     proposer, k = np.zeros((2, n), dtype=np.int16)
     bound_decision(
-        proposer, k, record.limits, record.hazards, rows.last_proposer, record.slots, lookup,
-        record.stale, proposer.copy(), k.copy(), depth, draft_tokens, catch_up,
+        record.reference, proposer, k, context,
+        proposer.copy(), k.copy(),
     )  # fmt: skip
-    confidence = nothing.confidence[0]
-    select_drafted(proposer, k, confidence, lookup, record.draft_limits, record.draft_models)
-    bound_drafted(k, k, k.copy())
-    sum_up_models(proposer, k, record.stale, lookup, depth, draft_tokens, catch_up)
-    clean_result(
-        handles, rows.generation, rows.running, k, k, k, k, record.slots, record.known,
-        k.copy(), k.copy(), k.copy(),
+    bound_drafted(record.reference, k, k)
+    look_again(record.reference, proposer, k, nothing.confidence[0])
+    conclude(
+        record.reference, handles, proposer, k,
+        k, k, k, arrays.unmatched, True, False,
     )  # fmt: skip
-    gains = np.zeros_like(record.hazards)
-    latency_gains(
-        record.hazards, record.limits, np.ones(record.hazards.shape[1]), np.ones(n), gains
-    )
-    limits_of(proposer, k, record.limits.copy())
-    throughput_gains(record.hazards, record.limits, np.ones(record.hazards.shape[1]), gains)
-    allocate(
-        gains,
-        record.limits,
-        lookup,
-        Prices(
-            1.0, 0.0, step_cost.slopes, step_cost.draft_coefficients, "packed", step_cost.captured
-        ),
-        1.0,
-    )
+    if policy.adaptive:
+        policy.decide(view)
+        policy.trim(view, Decision(proposer, k), arrays.draft_hazards)
+        policy.learn(
+            Outcome(
+                n, arrays.workloads, proposer, k, arrays.kept, arrays.verified, arrays.accepted,
+                arrays.committed, arrays.unmatched, arrays.offer_lengths, 1.0, np.zeros(p), 1.0,
+                False, handles,
+            )
+        )  # fmt: skip

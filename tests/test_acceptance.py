@@ -7,8 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autospec.acceptance import NUM_BINS, POOLED, HazardTable, Shrinkage, UInt8Array
-from autospec.records import Float32Array, Int32Array
+from autospec.acceptance import POOLED, HazardTable, Shrinkage
+from autospec.hazards import (
+    NUM_BINS,
+    UInt8Array,
+    Verified,
+    draft_bins,
+    fill_hazards,
+    learn_rows,
+    offer_bins,
+)
+from autospec.hazards import Rows as TableRows
+from autospec.records import Float32Array
 
 K = 8
 LOOKUP, MODEL = 0, 1
@@ -54,13 +64,14 @@ class Rows:
         self.bins = np.zeros((n, 2, K), dtype=np.uint8)
         self.hazards = np.zeros((n, 2, K), dtype=np.float32)
         confidence = np.full((2, n, K), self.confidence, dtype=np.float32)
-        self.table.evidence(self.offers, confidence, self.bins)
+        reach = np.full((2, n), K, dtype=np.int16)
+        offer_bins(self.table.arrays.lookup, self.offers, reach, confidence, self.bins)
         self.predict()
 
     def predict(self) -> Float32Array:
         """Hazards [n, p, k] now."""
         limits = np.full((2, len(self.slots)), K, dtype=np.int16)
-        self.table.hazards(*self._rows(), limits, self.bins, self.hazards)
+        fill_hazards(self.table.arrays, self.rows(), limits, self.bins, self.hazards)
         found: Float32Array = self.hazards.copy()
         return found
 
@@ -83,25 +94,31 @@ class Rows:
         added = kept + 1 if committed is None else np.full(n, committed)
         matches = np.full((2, n), -1, dtype=np.int16)
         matches[LOOKUP] = matched
-        return self.table.learn(
-            *self._rows(),
+        taken = np.broadcast_to(np.array(verified, dtype=np.int16), n).copy()
+        step = Verified(
             np.full(n, known),
             np.full(n, proposer, dtype=np.int16),
-            np.broadcast_to(np.array(verified, dtype=np.int16), n).copy(),
+            taken if asked is None else np.full(n, asked, dtype=np.int16),
+            taken if drafted is None else np.full(n, drafted, dtype=np.int16),
+            taken,
             kept,
             added.astype(np.int16),
+        )
+        return learn_rows(
+            self.table.arrays,
+            self.rows(),
+            step,
             matches,
             self.offers,
+            self.hazards if expected is None else np.full_like(self.hazards, expected),
             self.bins,
             self.hazards,
-            None if asked is None else np.full(n, asked, dtype=np.int16),
-            None if drafted is None else np.full(n, drafted, dtype=np.int16),
-            None if expected is None else np.full_like(self.hazards, expected),
         )
 
-    def _rows(self) -> tuple[Int32Array, Int32Array, Int32Array]:
+    def rows(self) -> TableRows:
+        """The same as kernels take it."""
         n = len(self.slots)
-        return (
+        return TableRows(
             np.array(self.slots, dtype=np.int32),
             np.full(n, self.workload, dtype=np.int32),
             np.full(n, self.last_token, dtype=np.int32),
@@ -249,10 +266,10 @@ def test_a_token_moves_the_first_position_after_it_alone() -> None:
 
 def test_a_request_that_ended_still_teaches_its_workload() -> None:
     table = make_table()
-    offset = table.request_offset.copy()
+    offset = table.arrays.request_offset.copy()
     Rows(table, [3], workload=2).learn(4, 1, known=False)
     assert counted(table, 2, MODEL) == ([1] + [0] * 7, [1, 1] + [0] * 6)
-    assert np.array_equal(table.request_offset, offset)
+    assert np.array_equal(table.arrays.request_offset, offset)
 
 
 def test_a_new_workload_starts_from_the_others() -> None:
@@ -279,8 +296,8 @@ def test_old_observations_weigh_no_more_than_the_limit() -> None:
     table = make_table(shrinkage=Shrinkage(cell_limit=50.0, drift_threshold=1e9))
     for _ in range(2000):
         Rows(table, [1]).learn(1, 1)
-    assert table.trials.max() <= 50.0 + 1e-6
-    assert (table.successes <= table.trials + 1e-9).all()
+    assert table.arrays.trials.max() <= 50.0 + 1e-6
+    assert (table.arrays.successes <= table.arrays.trials + 1e-9).all()
 
 
 def test_load_bounds_the_weight_and_keeps_the_rate() -> None:
@@ -288,7 +305,7 @@ def test_load_bounds_the_weight_and_keeps_the_rate() -> None:
     trials = np.zeros((8, NUM_BINS))
     trials[0, 0] = 1e9
     table.load(2, MODEL, 0.25 * trials, trials)
-    assert table.trials[2, MODEL].max() == pytest.approx(Shrinkage().cell_limit)
+    assert table.arrays.trials[2, MODEL].max() == pytest.approx(Shrinkage().cell_limit)
     assert Rows(table, [1], workload=2, offered=0).hazards[0, MODEL, 0] == pytest.approx(
         0.25, abs=0.01
     )
@@ -300,13 +317,13 @@ def test_drift_is_noticed_and_forgets_the_old_rate() -> None:
     for _ in range(500):
         Rows(table, [1]).learn(1, 1)
         table.start(1)
-    weight = table.trials[1, MODEL].sum()
+    weight = table.arrays.trials[1, MODEL].sum()
     alarms = 0
     for _ in range(60):
         alarms += Rows(table, [1]).learn(1, 0)
         table.start(1)
     assert alarms >= 1
-    assert table.trials[1, MODEL].sum() < 0.5 * weight
+    assert table.arrays.trials[1, MODEL].sum() < 0.5 * weight
     assert Rows(table, [2]).hazards[0, MODEL, 0] < 0.5
 
 
@@ -346,9 +363,9 @@ def test_without_a_confidence_the_earlier_hazard_stands() -> None:
     confidence = np.full((1, K), np.nan, dtype=np.float32)
     confidence[0, 2:] = 0.95
     limits = np.array([[0], [4]], dtype=np.int16)
-    table.draft_evidence(confidence, limits, rows.bins)
+    draft_bins(confidence, limits, rows.bins)
     before = np.full((1, 2, K), 0.37, dtype=np.float32)
-    table.hazards(*rows._rows(), limits, rows.bins, before)
+    fill_hazards(table.arrays, rows.rows(), limits, rows.bins, before)
     assert before[0, MODEL, :2].tolist() == pytest.approx([0.37, 0.37])
     assert before[0, MODEL, 2] != pytest.approx(0.37)
     rows.learn(4, 4)
@@ -416,13 +433,13 @@ def test_whatever_was_seen_hazards_are_probabilities(
     for i in range(SLOTS):
         curve = np.cumprod(rows.hazards[i, MODEL].astype(np.float64))
         assert (np.diff(curve) <= 0).all()
-    assert (table.successes >= 0).all()
-    assert (table.successes <= table.trials + 1e-9).all()
-    assert np.isfinite(table.request_offset).all()
-    assert np.isfinite(table.token_offset).all()
+    assert (table.arrays.successes >= 0).all()
+    assert (table.arrays.successes <= table.arrays.trials + 1e-9).all()
+    assert np.isfinite(table.arrays.request_offset).all()
+    assert np.isfinite(table.arrays.token_offset).all()
     total = sum(table.take_fresh(w, p)["trials"].sum() for w in range(1, 4) for p in (0, 1))
     assert table.take_fresh(POOLED, 0)["trials"].sum() == 0  # profiles are per workload
-    assert total >= table.trials[1:].sum() - 1e-6
+    assert total >= table.arrays.trials[1:].sum() - 1e-6
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -436,9 +453,9 @@ def test_the_order_of_independent_rows_does_not_matter(
         table = make_table(shrinkage=Shrinkage(cell_limit=1e12, drift_threshold=1e9, token=1e12))
         Rows(table, [1 + i for i in rows]).learn([4] * 6, [accepted[i] for i in rows])
         tables.append(table)
-    assert tables[0].trials == pytest.approx(tables[1].trials)
-    assert tables[0].successes == pytest.approx(tables[1].successes)
-    assert tables[0].request_offset == pytest.approx(tables[1].request_offset)
+    assert tables[0].arrays.trials == pytest.approx(tables[1].arrays.trials)
+    assert tables[0].arrays.successes == pytest.approx(tables[1].arrays.successes)
+    assert tables[0].arrays.request_offset == pytest.approx(tables[1].arrays.request_offset)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -495,10 +512,11 @@ def test_draft_evidence_follows_confidence() -> None:
     limits[MODEL] = 3
     confidence = np.full((1, K), np.nan, dtype=np.float32)
     confidence[0, :3] = [0.95, 0.25, np.nan]
-    table.draft_evidence(confidence, limits, bins)
+    draft_bins(confidence, limits, bins)
     out = np.zeros((1, 2, K), dtype=np.float32)
     zeros = np.zeros(1, dtype=np.int32)
-    table.hazards(np.ones(1, dtype=np.int32), zeros, zeros, limits, bins, out)
+    rows = TableRows(np.ones(1, dtype=np.int32), zeros, zeros)
+    fill_hazards(table.arrays, rows, limits, bins, out)
     assert out[0, MODEL, 0] == pytest.approx(0.95, abs=0.05)
     assert out[0, MODEL, 1] == pytest.approx(0.25, abs=0.05)
     assert out[0, MODEL, 2] == pytest.approx(0.05, abs=0.05)

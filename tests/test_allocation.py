@@ -17,8 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from autospec.allocation import Allocation, Prices, allocate, latency_gains, throughput_gains
-from autospec.cost import KNOTS, round_up, token_seconds
+from autospec.allocation import (
+    Aim,
+    Prices,
+    Workspace,
+    latency_gains,
+    solve,
+    throughput_gains,
+)
+from autospec.cost import KNOTS, PADDED, SHAPES, STEPPED, round_up, token_seconds
 from autospec.records import Float32Array, Float64Array, Int16Array, Shape
 
 CAPTURED = np.array([2, 4, 6, 8], dtype=np.int32)
@@ -26,8 +33,19 @@ NONE = -1
 
 
 @dataclass
+class Answer:
+    """What the allocation says: proposer [n], k [n], depth [p], the sum of gains, seconds."""
+
+    proposer: Int16Array
+    k: Int16Array
+    depth: Int16Array
+    value: float
+    seconds: float
+
+
+@dataclass
 class Problem:
-    """One small step: everything that ``allocate`` takes."""
+    """One small step: everything that is weighed."""
 
     gains: Float32Array
     limits: Int16Array
@@ -38,19 +56,22 @@ class Problem:
     latency: bool = False
     rate: float = 0.0
 
-    def solve(self, **more: object) -> Allocation:
+    def solve(self, held_depth: Int16Array | None = None, hold: float = 0.0) -> Answer:
         """What the allocation says."""
-        return allocate(
+        n, num_proposers, positions = self.gains.shape
+        held = np.zeros(num_proposers, dtype=np.int16) if held_depth is None else held_depth
+        room = Workspace.empty(num_proposers, n, positions)
+        value, seconds = solve(
+            n,
             self.gains,
             self.limits,
+            self.stale,
             self.lookup,
             self.prices,
-            self.base_value,
-            stale_tokens=self.stale,
-            latency=self.latency,
-            rate=self.rate,
-            **more,  # type: ignore[arg-type]
+            Aim(self.base_value, self.latency, self.rate, np.ones(num_proposers), held, hold),
+            room,
         )
+        return Answer(room.best.proposer, room.best.k, room.best.depth, value, seconds)
 
     def cost(self, proposer: Int16Array, k: Int16Array) -> tuple[float, float]:
         """(value, seconds) of a choice, spelled out."""
@@ -59,9 +80,9 @@ class Problem:
         for i in range(n):
             value += float(self.gains[i, proposer[i], : k[i]].sum()) if k[i] else 0.0
         tokens = n + verified
-        if prices.shape == "padded":
+        if prices.shape == PADDED:
             tokens = n * (1 + int(k.max()))
-        elif prices.shape == "stepped":
+        elif prices.shape == STEPPED:
             tokens = int(round_up(tokens, prices.captured))
         seconds += float(token_seconds(float(tokens), prices.slopes, KNOTS))
         if verified:
@@ -119,7 +140,7 @@ def draw(
     if latency:
         latency_gains(hazards, limits, np.ones(hazards.shape[1]), np.ones(n), gains)
     else:
-        throughput_gains(hazards, limits, np.ones(hazards.shape[1]), gains)
+        throughput_gains(hazards, limits, np.ones(hazards.shape[1]), np.ones(n), gains)
     per_token = np.full(len(KNOTS), rng.uniform(0.01, 0.3))
     if slopes == "convex":
         per_token = np.sort(rng.uniform(0.0, 0.4, len(KNOTS)))
@@ -132,7 +153,7 @@ def draw(
         float(rng.uniform(0, 0.1)) if rng.integers(2) else 0.0,
         per_token,
         draft,
-        shape,
+        SHAPES[shape],
         CAPTURED,
     )
     stale = rng.integers(0, 10, (3, n)).astype(np.float64)
@@ -154,7 +175,7 @@ def losses(count: int, seed: int, shape: Shape, **options: object) -> Float64Arr
     return np.array(found)
 
 
-def assert_legal(problem: Problem, answer: Allocation) -> None:
+def assert_legal(problem: Problem, answer: Answer) -> None:
     """Within limits, consistent, and its own value and seconds are the true ones."""
     proposer, k = answer.proposer, answer.k
     assert ((k > 0) == (proposer >= 0)).all()
@@ -219,7 +240,7 @@ def test_a_large_batch_carries_its_proof(n: int, models: int) -> None:
     hazards = rng.uniform(0.3, 1.0, (n, num_proposers, positions)).astype(np.float32)
     limits = rng.integers(0, positions + 1, (num_proposers, n)).astype(np.int16)
     gains = np.zeros_like(hazards)
-    throughput_gains(hazards, limits, np.ones(hazards.shape[1]), gains)
+    throughput_gains(hazards, limits, np.ones(hazards.shape[1]), np.ones(n), gains)
     draft = np.zeros((num_proposers, 4))
     draft[~lookup] = [0.1, 0.05, 0.002, 0.001]
     token = 0.02
@@ -355,21 +376,23 @@ def test_nothing_to_take_is_plain(shape: Shape, latency: bool) -> None:
 
 def test_no_proposers_and_no_requests() -> None:
     prices = Prices(1.0, 0.0, np.full(len(KNOTS), 0.1), np.zeros((0, 4)))
-    none = allocate(
+    none = Problem(
         np.zeros((2, 0, 0), dtype=np.float32),
         np.zeros((0, 2), dtype=np.int16),
         np.zeros(0, dtype=np.bool_),
         prices,
         2.0,
-    )
+        np.zeros((0, 2)),
+    ).solve()
     assert none.k.tolist() == [0, 0]
-    nobody = allocate(
+    nobody = Problem(
         np.zeros((0, 1, 3), dtype=np.float32),
         np.zeros((1, 0), dtype=np.int16),
         np.ones(1, dtype=np.bool_),
         Prices(1.0, 0.0, np.full(len(KNOTS), 0.1), np.zeros((1, 4))),
         0.0,
-    )
+        np.zeros((1, 0)),
+    ).solve()
     assert nobody.k.shape == (0,)
 
 
@@ -380,7 +403,12 @@ def test_costs_that_nobody_can_have_are_survived() -> None:
         for latency in (False, True):
             problem = draw(rng, latency=latency)
             problem.prices = Prices(
-                base, 0.0, np.full(len(KNOTS), per_token), np.zeros((3, 4)), "packed", CAPTURED
+                base,
+                0.0,
+                np.full(len(KNOTS), per_token),
+                np.zeros((3, 4)),
+                SHAPES["packed"],
+                CAPTURED,
             )
             answer = problem.solve()
             assert ((answer.k > 0) == (answer.proposer >= 0)).all()
@@ -389,7 +417,7 @@ def test_costs_that_nobody_can_have_are_survived() -> None:
 def test_throughput_gains_are_survivals() -> None:
     hazards = np.array([[[0.5, 0.5, 0.8]]], dtype=np.float32)
     gains = np.zeros_like(hazards)
-    throughput_gains(hazards, np.array([[2]], dtype=np.int16), np.ones(1), gains)
+    throughput_gains(hazards, np.array([[2]], dtype=np.int16), np.ones(1), np.ones(1), gains)
     assert gains[0, 0].tolist() == [0.5, 0.25, 0.0]  # nothing beyond the limit
 
 
@@ -407,7 +435,7 @@ def test_gains_never_rise_with_the_position(hazards: list[float]) -> None:
     array = np.array([[hazards]], dtype=np.float32)
     limits = np.array([[len(hazards)]], dtype=np.int16)
     for gains in (np.zeros_like(array), np.zeros_like(array)):
-        throughput_gains(array, limits, np.ones(array.shape[1]), gains)
+        throughput_gains(array, limits, np.ones(array.shape[1]), np.ones(1), gains)
         assert (np.diff(gains[0, 0]) <= 1e-6).all()
         latency_gains(array, limits, np.ones(array.shape[1]), np.ones(1), gains)
         assert (np.diff(gains[0, 0]) <= 1e-6).all()

@@ -16,7 +16,7 @@ PACKAGE = Path(autospec.__file__).parent
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "records", "compiled", "octave", "arrays", "progress", "feed"),
-    ("tuned",),
+    ("hazards", "tuned"),
     (
         "acceptance",
         "cost",
@@ -34,7 +34,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("guard", "probe", "allocation", "phases", "proposers.base", "proposers.index"),
     ("policy", "proposers"),
     ("config", "rows", "expectation"),
-    ("estimators", "warmup", "outlook"),
+    ("step",),
+    ("estimators", "outlook"),
+    ("warmup",),
     ("controller",),
     ("replay",),
     ("hindsight",),

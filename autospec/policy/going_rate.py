@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from autospec.compiled import compiled
-from autospec.octave import NUM_OCTAVES, octave_of
+from autospec.compiled import compiled_brief
+from autospec.octave import NUM_OCTAVES
 from autospec.records import Float64Array, Int16Array, Int32Array
 
 _WINDOW_STEPS = 512.0
@@ -16,17 +16,44 @@ _LEAST_STEPS = 12.0
 _MOST_WEIGHT = 8.0
 
 
-@compiled
-def _note(
+class RateArrays(NamedTuple):
+    """Committed tokens, what they took in plain steps, and steps, by octave of load and workload.
+
+    ``rows`` [w] is scratch.
+    """
+
+    tokens: Float64Array  # [octave, w]
+    worth: Float64Array  # [octave, w]
+    steps: Float64Array  # [octave, w]
+    rows: Float64Array  # [w]
+
+    @classmethod
+    def empty(cls, num_workloads: int) -> RateArrays:
+        """Nothing seen yet."""
+        sums = np.zeros((3, NUM_OCTAVES, num_workloads))
+        return cls(sums[0], sums[1], sums[2], np.zeros(num_workloads))
+
+
+@compiled_brief
+def knows_all(rate: RateArrays, workloads: Int32Array) -> bool:
+    """Whether there is room for all of these workloads."""
+    most = -1
+    for i in range(workloads.shape[0]):
+        most = max(most, workloads[i])
+    return bool(most < rate.rows.shape[0])
+
+
+@compiled_brief
+def note_rate(
+    rate: RateArrays,
+    octave: int,
     workloads: Int32Array,
     committed: Int16Array,
     plain_steps: float,
-    tokens: Float64Array,
-    worth: Float64Array,
-    steps: Float64Array,
-    rows: Float64Array,
 ) -> None:
-    """Fade and add a step to the workloads [w] that take part in it; ``rows`` [w] is scratch."""
+    """A step of rows [n] took as long as ``plain_steps`` plain ones."""
+    tokens, worth, steps = rate.tokens[octave], rate.worth[octave], rate.steps[octave]
+    rows = rate.rows
     keep = 1.0 - 1.0 / _WINDOW_STEPS
     rows[:] = 0.0
     for i in range(workloads.shape[0]):
@@ -40,32 +67,38 @@ def _note(
         worth[w] += plain_steps
 
 
-@compiled
-def _weigh(
+@compiled_brief
+def tokens_per_second(
+    rate: RateArrays,
+    octave: int,
     workloads: Int32Array,
-    tokens: Float64Array,
-    worth: Float64Array,
-    steps: Float64Array,
+    plain_seconds: float,
     weights: Float64Array,
 ) -> float:
-    """Mean rate of the rows [n] that are known, 0 without any; ``weights`` are mean over own."""
+    """The going rate of a batch; 0 while too little was seen of it. Fills ``weights`` [n].
+
+    Never below plain decoding's, which is always to be had: else a loss would make time look
+    cheap, and so justify itself.
+    """
+    tokens, worth, steps = rate.tokens[octave], rate.worth[octave], rate.steps[octave]
+    n = workloads.shape[0]
     total = 0.0
     known = 0
-    for i in range(workloads.shape[0]):
+    for i in range(n):
         w = workloads[i]
         weights[i] = 0.0
-        if steps[w] >= _LEAST_STEPS:
+        if w < steps.shape[0] and steps[w] >= _LEAST_STEPS:
             weights[i] = max(1.0, tokens[w] / worth[w])
             total += weights[i]
             known += 1
-    if known == 0:
+    if known == 0 or not plain_seconds > 0.0:
         weights[:] = 1.0
         return 0.0
     mean = total / known
-    for i in range(workloads.shape[0]):
+    for i in range(n):
         own = weights[i] if weights[i] > 0.0 else mean
         weights[i] = min(max(mean / own, 1.0 / _MOST_WEIGHT), _MOST_WEIGHT)
-    return mean
+    return float(mean * n / plain_seconds)
 
 
 class GoingRate:
@@ -78,64 +111,26 @@ class GoingRate:
     """
 
     def __init__(self) -> None:
-        self._make(1)
+        self.arrays = RateArrays.empty(1)
 
-    def note(self, workloads: Int32Array, committed: Int16Array, plain_steps: float) -> None:
-        """A step took as long as ``plain_steps`` plain ones; rows are [n]."""
-        most = int(workloads.max(initial=0)) + 1
-        if most > self._tokens.shape[1]:
-            self._grow(most)
-        octave = octave_of(len(workloads))
-        _note(
-            workloads, committed, plain_steps, self._tokens[octave], self._worth[octave],
-            self._steps[octave], self._rows,
-        )  # fmt: skip
-
-    def tokens_per_second(
-        self, workloads: Int32Array, plain_seconds: float, weights: Float64Array
-    ) -> float:
-        """The going rate of a batch; 0 while too little was seen of it. Fills ``weights`` [n].
-
-        Never below plain decoding's, which is always to be had: else a loss would make time look
-        cheap, and so justify itself.
-        """
-        if not plain_seconds > 0.0:
-            weights[:] = 1.0
-            return 0.0
-        most = int(workloads.max(initial=0)) + 1
-        if most > self._tokens.shape[1]:
-            self._grow(most)
-        n = len(workloads)
-        octave = octave_of(n)
-        mean = _weigh(
-            workloads, self._tokens[octave], self._worth[octave], self._steps[octave], weights
-        )
-        return mean * n / plain_seconds
-
-    def _make(self, num_workloads: int) -> None:
-        self._tokens = np.zeros((NUM_OCTAVES, num_workloads))
-        self._worth = np.zeros((NUM_OCTAVES, num_workloads))
-        self._steps = np.zeros((NUM_OCTAVES, num_workloads))
-        self._rows = np.zeros(num_workloads)
-
-    def _grow(self, num_workloads: int) -> None:
-        old = self._tokens, self._worth, self._steps
-        known = self._tokens.shape[1]
-        self._make(2 * num_workloads)
-        for array, before in zip((self._tokens, self._worth, self._steps), old, strict=True):
-            array[:, :known] = before
+    def grow(self, workloads: Int32Array) -> None:
+        """Make room for all of these workloads."""
+        old = self.arrays
+        self.arrays = RateArrays.empty(2 * (int(workloads.max()) + 1))
+        for array, before in zip(self.arrays[:3], old[:3], strict=True):
+            array[:, : before.shape[1]] = before
 
     def state(self) -> Mapping[str, Any]:
         """Everything, as JSON."""
         return {
-            "tokens": self._tokens.tolist(),
-            "worth": self._worth.tolist(),
-            "steps": self._steps.tolist(),
+            "tokens": self.arrays.tokens.tolist(),
+            "worth": self.arrays.worth.tolist(),
+            "steps": self.arrays.steps.tolist(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved ``state``."""
-        self._make(len(state["tokens"][0]))
-        self._tokens[:] = state["tokens"]
-        self._worth[:] = state["worth"]
-        self._steps[:] = state["steps"]
+        self.arrays = RateArrays.empty(len(state["tokens"][0]))
+        self.arrays.tokens[:] = state["tokens"]
+        self.arrays.worth[:] = state["worth"]
+        self.arrays.steps[:] = state["steps"]

@@ -9,27 +9,33 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from autospec.allocation import (
-    Allocation,
-    Prices,
-    allocate,
-    even_shares,
-    latency_gains,
-    limits_of,
-    throughput_gains,
-    weigh,
-)
+from autospec.allocation import Workspace
+from autospec.compiled import by_reference
+from autospec.cost import StepCost
+from autospec.octave import octave_of
 from autospec.policy.appended import Appended
 from autospec.policy.base import Decision, Outcome, Policy, PolicyOptions, View, plain
 from autospec.policy.going_rate import GoingRate
 from autospec.policy.kept_share import KeptShare
 from autospec.policy.offer_gate import OfferGate
-from autospec.records import Float32Array, Float64Array, Int16Array, ProposerInfo
+from autospec.policy.program import (
+    GATE_IS_RIPE,
+    LATENCY,
+    NEW_WORKLOAD,
+    SLO,
+    THROUGHPUT,
+    Memory,
+    decide_step,
+    learn_step,
+    trim_step,
+)
+from autospec.records import EngineInfo, Float32Array, Int16Array, ProposerInfo
 
 _URGENCY = 3.0  # exponent on time per token over its target, which gives a request its weight
 _LEAST_WEIGHT = 0.25  # of a request far ahead of its target: it makes way for the others
 _MOST_WEIGHT = 4.0
-_MOST_PLAIN_STEPS = 32.0  # that one step may count for; a machine that slept tells nothing
+_NO_ENGINE = EngineInfo("", "", "", "", "")  # until a step says which
+_OBJECTIVES = {"throughput": THROUGHPUT, "latency": LATENCY, "slo": SLO}
 
 
 class GoodputOptions(PolicyOptions):
@@ -68,115 +74,107 @@ class Goodput(Policy[GoodputOptions]):
         rng: np.random.Generator,
     ) -> None:
         super().__init__(options, proposers, rng)
+        self._objective = _OBJECTIVES[options.objective]
         self._held_depth = np.zeros(len(proposers), dtype=np.int16)
-        self._make(np.zeros((0, len(proposers), 0), dtype=np.float32))
-        self._free_drafts = np.zeros((len(proposers), 4))
         self._rate = GoingRate()
         self._gate = OfferGate(self.lookup)
         self._appended = Appended(proposers)
-        self._kept = KeptShare(~self.lookup & (self._appended.head_k == 0))
+        self._kept = KeptShare(~self.lookup & (self._appended.arrays.head_k == 0))
+        self._no_times = np.zeros(len(proposers))
+        self._gross, self._gross_rows = np.zeros((len(proposers), 0)), np.zeros(1, dtype=np.int64)
+        self._make(0, 0, StepCost(proposers, _NO_ENGINE))
 
     def decide(self, view: View) -> Decision:
         """The allocation of this step; plain while nothing is known of the cost."""
+        n = view.requests
         if not view.cost.is_known:
-            return plain(view.requests)
-        self._fit(view.hazards)
-        prices = self._prices(view, view.cost.draft_coefficients)
-        chosen = self._allocate(view, view.hazards, view.limits, prices, hold=True)
-        spare = view.cost.trusted_tokens(view.requests) - view.requests
-        if spare < chosen.k.shape[0] * view.hazards.shape[2] and chosen.k.sum() > spare:
-            limits = np.minimum(view.limits, even_shares(int(spare), view.limits.max(axis=0) > 0))
-            chosen = self._allocate(view, view.hazards, limits, prices, hold=True)
-        self._held_depth[:] = chosen.depth
-        self._gate.expect(chosen.advantage, chosen.alone)
-        self._appended.expect(chosen.proposer)
-        return Decision(chosen.proposer, chosen.k)
+            return plain(n)
+        self._fit(view)
+        decide_step(
+            self._memory, view.hazards, view.limits, view.stale_tokens, view.workloads,
+            self._objective, octave_of(n), view.context_tokens, view.plain_seconds,
+            self._weigh(view), self.options.hysteresis, self.options.catch_up_steps,
+            float(view.cost.trusted_tokens(n) - n),
+        )  # fmt: skip
+        return Decision(self._room.best.proposer[:n], self._room.best.k[:n])
 
     def trim(self, view: View, decision: Decision, hazards: Float32Array) -> Int16Array:
         """The same program with drafting already paid and the drafts' confidences known."""
-        self._fit(hazards)
-        limits_of(decision.proposer, decision.k, self._limits)
-        prices = self._prices(view, self._free_drafts)
-        return self._allocate(view, hazards, self._limits, prices, hold=False).k
+        self._fit(view)
+        trim_step(
+            self._memory, decision.proposer, decision.k, hazards, view.workloads,
+            self._objective, octave_of(view.requests), view.context_tokens, view.plain_seconds,
+            self._weigh(view),
+        )  # fmt: skip
+        return self._room.best.k[: view.requests]
 
     def learn(self, outcome: Outcome) -> None:
         """The going rate, and whether the lookups are worth their time."""
-        if outcome.plain_seconds > 0.0 and not outcome.has_prefill:
-            self._rate.note(
-                outcome.workloads,
-                outcome.committed,
-                min(outcome.step_seconds / outcome.plain_seconds, _MOST_PLAIN_STEPS),
-            )
-        self._appended.note(outcome.proposer, outcome.verified, outcome.accepted)
-        self._kept.note(outcome.proposer, outcome.asked, outcome.kept)
-        if outcome.draft_seconds is not None and outcome.step_seconds > 0.0:
-            tokens = outcome.draft_seconds * (outcome.committed.sum() / outcome.step_seconds)
-            self._gate.note(outcome.proposer, outcome.accepted, outcome.matched, tokens)
+        draft_seconds = outcome.draft_seconds
+        learned = learn_step(
+            self._memory, octave_of(outcome.requests), outcome.workloads, outcome.proposer,
+            outcome.asked, outcome.kept, outcome.verified, outcome.accepted, outcome.committed,
+            outcome.matched, outcome.step_seconds,
+            0.0 if outcome.has_prefill else outcome.plain_seconds,
+            self._no_times if draft_seconds is None else draft_seconds, draft_seconds is not None,
+        )  # fmt: skip
+        if learned == GATE_IS_RIPE:
+            self._gate.judge(outcome.requests)
+        elif learned == NEW_WORKLOAD:
+            self._rate.grow(outcome.workloads)
+            self._make(self._most, self._positions, self._cost)
+            self.learn(outcome)
 
     def wants_offers(self) -> NDArray[np.bool_]:
         """The lookups that are worth their time, the others now and then."""
-        return self._gate.open()
+        return self._gate.arrays.is_open
 
-    def _fit(self, hazards: Float32Array) -> None:
-        if self._gains.shape != hazards.shape:
-            self._make(hazards)
+    def _weigh(self, view: View) -> float:
+        """The sum of the requests' weights, where they have any."""
+        if self._objective != SLO:
+            return 0.0
+        weights = np.clip(view.behind**_URGENCY, _LEAST_WEIGHT, _MOST_WEIGHT)
+        weights[view.behind == 0.0] = 1.0
+        self._urgency[: view.requests] = weights
+        return float(weights.sum())
 
-    def _make(self, hazards: Float32Array) -> None:
-        """Arrays for steps of this size; they are written anew in each of them."""
-        n, p, _ = hazards.shape
-        self._gains = np.zeros_like(hazards)
-        self._limits = np.zeros((p, n), dtype=np.int16)
-        self._stale = np.zeros((p, n))
-        self._weights = np.ones(n)
-        self._chosen = Allocation.empty(p, n)
+    def _fit(self, view: View) -> None:
+        """Make room for this step."""
+        n, positions = view.requests, view.hazards.shape[2]
+        if n > self._most or positions != self._positions or view.cost is not self._cost:
+            self._make(max(n, 2 * self._most), positions, view.cost)
 
-    def _prices(self, view: View, draft: Float64Array) -> Prices:
-        cost = view.cost
-        return Prices(
-            cost.base_seconds(view.requests, view.context_tokens),
-            cost.speculating_seconds,
-            cost.slopes,
-            draft,
-            cost.engine.shape,
-            cost.captured,
-        )
-
-    def _allocate(
-        self, view: View, hazards: Float32Array, limits: Int16Array, prices: Prices, hold: bool
-    ) -> Allocation:
-        latency = self.options.objective == "latency"
-        gains = self._gains
-        share = self._kept.at(view.requests) if hold else np.ones(len(self.proposers))
-        base_value = float(view.requests)
-        rate = 0.0
-        if latency:
-            latency_gains(hazards, limits, share, np.ones(view.requests), gains)
-        else:
-            throughput_gains(hazards, limits, share, gains)
-            weights = self._weights
-            rate = self._rate.tokens_per_second(view.workloads, view.plain_seconds, weights)
-            weigh(gains, limits, weights)
-        if self.options.objective == "slo":
-            weights = np.clip(view.behind**_URGENCY, _LEAST_WEIGHT, _MOST_WEIGHT)
-            weights[view.behind == 0.0] = 1.0
-            weigh(gains, limits, weights)
-            base_value = float(weights.sum())
-            rate *= base_value / max(view.requests, 1)
-        if hold and rate > 0.0 and self._appended.any:
-            self._appended.plan(limits, prices, rate, gains)
-        return allocate(
-            gains,
-            limits,
-            self.lookup,
-            prices,
-            base_value,
-            stale_tokens=np.divide(view.stale_tokens, self.options.catch_up_steps, out=self._stale),
-            latency=latency,
-            rate=rate,
-            share=share,
-            held_depth=self._held_depth,
-            hold=self.options.hysteresis if hold else 0.0,
-            into=self._chosen,
+    def _make(self, n: int, positions: int, cost: StepCost) -> None:
+        """Arrays for steps of up to ``n`` requests; they are written anew in each of them."""
+        p = len(self.proposers)
+        if n != self._gross.shape[1]:
+            self._gross, self._gross_rows = np.zeros((p, n)), np.zeros(1, dtype=np.int64)
+        self._most, self._positions, self._cost = n, positions, cost
+        self._urgency = np.ones(n)
+        self._room = room = Workspace.empty(p, n, positions)
+        self._memory = by_reference(
+            Memory(
+                lookup=self.lookup,
+                held_depth=self._held_depth,
+                cost=cost.reference,
+                rate=by_reference(self._rate.arrays),
+                kept=by_reference(self._kept.arrays),
+                appended=by_reference(self._appended.arrays),
+                has_appended=self._appended.any,
+                gate=by_reference(self._gate.arrays),
+                room=by_reference(
+                    room._replace(best=by_reference(room.best), trial=by_reference(room.trial))
+                ),
+                gains=np.zeros((n, p, positions), dtype=np.float32),
+                limits=np.zeros((p, n), dtype=np.int16),
+                stale=np.zeros((p, n)),
+                weights=np.ones(n),
+                urgency=self._urgency,
+                gross=self._gross,
+                gross_rows=self._gross_rows,
+                all_kept=np.ones(p),
+                free_drafts=np.zeros((p, 4)),
+            )
         )
 
     def state(self) -> Mapping[str, Any]:
@@ -191,8 +189,9 @@ class Goodput(Policy[GoodputOptions]):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved ``state``."""
-        self._held_depth = np.array(state["held_depth"], dtype=np.int16)
+        self._held_depth[:] = state["held_depth"]
         self._rate.restore(state["rate"])
         self._gate.restore(state["gate"])
         self._appended.restore(state["appended"])
         self._kept.restore(state["kept"])
+        self._make(self._most, self._positions, self._cost)

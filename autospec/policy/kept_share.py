@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autospec.compiled import compiled
-from autospec.octave import NUM_OCTAVES, octave_of
+from autospec.compiled import compiled_brief
+from autospec.octave import NUM_OCTAVES
 from autospec.records import Float64Array, Int16Array
 
 _FIRST_TOKENS = 16.0
 _MEMORY_TOKENS = 512.0
 
 
-@compiled
-def _count(
-    proposer: Int16Array,
-    asked: Int16Array,
-    kept: Int16Array,
-    watched: NDArray[np.bool_],
-    kept_tokens: Float64Array,
-    asked_tokens: Float64Array,
-    share: Float64Array,
+class ShareArrays(NamedTuple):
+    """Kept and asked tokens, and their ratio, by octave of load; of the ``watched`` [p] alone."""
+
+    watched: NDArray[np.bool_]  # [p]
+    kept: Float64Array  # [octave, p]
+    asked: Float64Array  # [octave, p]
+    share: Float64Array  # [octave, p]
+
+
+@compiled_brief
+def note_kept(
+    shares: ShareArrays, octave: int, proposer: Int16Array, asked: Int16Array, kept: Int16Array
 ) -> None:
+    """A step is over; all are [n]."""
+    kept_tokens, asked_tokens = shares.kept[octave], shares.asked[octave]
+    watched, share = shares.watched, shares.share[octave]
     for i in range(proposer.shape[0]):
         p = proposer[i]
         if p >= 0 and watched[p] and asked[i] > 0:
             keep = max(0.0, 1.0 - asked[i] / _MEMORY_TOKENS)
             kept_tokens[p] = kept_tokens[p] * keep + kept[i]
             asked_tokens[p] = asked_tokens[p] * keep + asked[i]
-    for p in range(share.shape[0]):
+    for p in range(kept_tokens.shape[0]):
         share[p] = kept_tokens[p] / asked_tokens[p]
 
 
@@ -44,30 +50,17 @@ class KeptShare:
     """
 
     def __init__(self, watched: NDArray[np.bool_]) -> None:
-        self._watched = watched
-        self._kept = np.full((NUM_OCTAVES, len(watched)), _FIRST_TOKENS)
-        self._asked = np.full((NUM_OCTAVES, len(watched)), _FIRST_TOKENS)
-        self._share = np.ones((NUM_OCTAVES, len(watched)))
-
-    def at(self, requests: int) -> Float64Array:
-        """The shares [p] at this load."""
-        share: Float64Array = self._share[octave_of(requests)]
-        return share
-
-    def note(self, proposer: Int16Array, asked: Int16Array, kept: Int16Array) -> None:
-        """A step is over; all are [n]."""
-        octave = octave_of(len(proposer))
-        _count(
-            proposer, asked, kept, self._watched, self._kept[octave], self._asked[octave],
-            self._share[octave],
-        )  # fmt: skip
+        size = (NUM_OCTAVES, len(watched))
+        self.arrays = ShareArrays(
+            watched, np.full(size, _FIRST_TOKENS), np.full(size, _FIRST_TOKENS), np.ones(size)
+        )
 
     def state(self) -> Mapping[str, Any]:
         """Everything, as JSON."""
-        return {"kept": self._kept.tolist(), "asked": self._asked.tolist()}
+        return {"kept": self.arrays.kept.tolist(), "asked": self.arrays.asked.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved ``state``."""
-        self._kept = np.array(state["kept"])
-        self._asked = np.array(state["asked"])
-        self._share = self._kept / self._asked
+        self.arrays.kept[:] = state["kept"]
+        self.arrays.asked[:] = state["asked"]
+        self.arrays.share[:] = self.arrays.kept / self.arrays.asked

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autospec.compiled import compiled
-from autospec.records import Float64Array, Int16Array
+from autospec.compiled import compiled_brief
+from autospec.records import Float64Array, Int16Array, Int64Array
 
 _WINDOW_STEPS = 128.0
 _STEP_ROWS = 20.0  # requests that make a step count for one; more tell as much in fewer steps
@@ -19,25 +19,50 @@ _FIRST_PAUSE_STEPS = 64
 _MAX_PAUSE_STEPS = 512
 
 
-@compiled
-def _weigh(
+class GateArrays(NamedTuple):
+    """What is known of each proposer [p]; only the ``lookup`` ones are judged.
+
+    ``expected`` and ``realized`` are the last step's advantages, ``balance`` the running mean of
+    advantage minus cost in tokens per step, ``spread`` its mean square deviation, ``alone`` that of
+    the worth without the others, ``seen`` how much it was watched, ``pause`` the steps left of one.
+    """
+
+    lookup: NDArray[np.bool_]
+    is_open: NDArray[np.bool_]
+    expected: Float64Array
+    realized: Float64Array
+    balance: Float64Array
+    alone: Float64Array
+    spread: Float64Array
+    seen: Float64Array
+    pause: Int64Array
+    next_pause: Int64Array
+
+
+@compiled_brief
+def expect_offers(gate: GateArrays, advantage: Float64Array, alone: Float64Array) -> None:
+    """A step was planned: ``advantage`` and worth ``alone`` [p] in expected tokens."""
+    for p in range(advantage.shape[0]):
+        gate.expected[p] = advantage[p]
+        gate.alone[p] += (alone[p] - gate.alone[p]) / _WINDOW_STEPS
+
+
+@compiled_brief
+def note_offers(
+    gate: GateArrays,
     proposer: Int16Array,
     accepted: Int16Array,
     matched: Int16Array,
-    lookup: NDArray[np.bool_],
-    expected: Float64Array,
-    cost: Float64Array,
-    weight: float,
-    is_open: NDArray[np.bool_],
-    realized: Float64Array,
-    balance: Float64Array,
-    spread: Float64Array,
-    seen: Float64Array,
-) -> tuple[bool, bool]:
-    """Move the balances of the open lookups; returns (any of them is ripe, any is paused).
+    seconds: Float64Array,
+    tokens_per_second: float,
+) -> bool:
+    """The step is over, which took each proposer its ``seconds`` [p]; True when one can be judged.
 
-    Realized are the tokens that a lookup brought beyond the best other one's offer for the row.
+    Realized are the tokens that a lookup brought beyond the best other one's offer for the row. The
+    pauses go by.
     """
+    lookup, realized = gate.lookup, gate.realized
+    weight = step_weight(proposer.shape[0])
     realized[:] = 0.0
     for i in range(proposer.shape[0]):
         p = proposer[i]
@@ -48,18 +73,27 @@ def _weigh(
                     other = max(other, matched[q, i])
             realized[p] += accepted[i] - other
     ripe = False
-    paused = False
     for p in range(lookup.shape[0]):
-        if is_open[p]:
-            gain = min(expected[p], realized[p]) - cost[p]
+        if gate.is_open[p]:
+            gain = min(gate.expected[p], realized[p]) - seconds[p] * tokens_per_second
             rate = weight / _WINDOW_STEPS
-            spread[p] += ((gain - balance[p]) ** 2 - spread[p]) * rate
-            balance[p] += (gain - balance[p]) * rate
-            seen[p] += weight
-            ripe = ripe or seen[p] >= _WINDOW_STEPS
+            gate.spread[p] += ((gain - gate.balance[p]) ** 2 - gate.spread[p]) * rate
+            gate.balance[p] += (gain - gate.balance[p]) * rate
+            gate.seen[p] += weight
+            ripe = ripe or gate.seen[p] >= _WINDOW_STEPS
         elif lookup[p]:
-            paused = True
-    return ripe, paused
+            gate.pause[p] -= 1
+            if gate.pause[p] <= 0:
+                gate.is_open[p] = True
+                gate.seen[p] = _WINDOW_STEPS - _LOOK_STEPS
+                gate.balance[p] = 0.0
+    return ripe
+
+
+@compiled_brief
+def step_weight(requests: int) -> float:
+    """What a step counts for."""
+    return min(max(1.0, requests / _STEP_ROWS), _MOST_WEIGHT)
 
 
 class OfferGate:
@@ -72,88 +106,46 @@ class OfferGate:
     """
 
     def __init__(self, lookup: NDArray[np.bool_]) -> None:
-        self._lookup = lookup
-        self._expected = np.zeros(len(lookup))
-        self._realized = np.zeros(len(lookup))
-        count = len(lookup)
-        self._balance = np.zeros(count)  # advantage minus cost, tokens per step, running mean
-        self._alone = np.zeros(count)  # worth without the others, running mean
-        self._spread = np.zeros(count)  # its mean square deviation
-        self._seen = np.zeros(count)
-        self._pause = np.zeros(count, dtype=np.int64)
-        self._next_pause = np.full(count, _FIRST_PAUSE_STEPS, dtype=np.int64)
-        self._open = lookup.copy()
-        self._weight = 1.0  # of a step
+        values = np.zeros((6, len(lookup)))
+        pauses = np.zeros((2, len(lookup)), dtype=np.int64)
+        pauses[1] = _FIRST_PAUSE_STEPS
+        self.arrays = GateArrays(lookup, lookup.copy(), *values, *pauses)
 
-    def open(self) -> NDArray[np.bool_]:
-        """Which lookups should draft for the next plan [p]."""
-        opened: NDArray[np.bool_] = self._open
-        return opened
-
-    def expect(self, advantage: Float64Array, alone: Float64Array) -> None:
-        """A step was planned: ``advantage`` and worth ``alone`` [p] in expected tokens."""
-        self._expected[:] = advantage
-        self._alone += (alone - self._alone) / _WINDOW_STEPS
-
-    def note(
-        self,
-        proposer: Int16Array,  # [n]
-        accepted: Int16Array,  # [n]
-        matched: Int16Array,  # [p, n]
-        cost: Float64Array,  # [p]
-    ) -> None:
-        """The step is over; ``cost`` is each proposer's time in tokens at the going rate."""
-        is_open = self._open
-        self._weight = min(max(1.0, len(proposer) / _STEP_ROWS), _MOST_WEIGHT)
-        is_ripe, is_paused = _weigh(
-            proposer, accepted, matched, self._lookup, self._expected, cost, self._weight,
-            is_open, self._realized, self._balance, self._spread, self._seen,
-        )  # fmt: skip
-        if is_paused:
-            self._pause[self._lookup & ~is_open] -= 1
-            for p in np.flatnonzero(self._lookup & ~is_open & (self._pause <= 0)):
-                self._open[p] = True
-                self._seen[p] = _WINDOW_STEPS - _LOOK_STEPS
-                self._balance[p] = 0.0
-        if is_ripe:
-            self._judge()
-
-    def _judge(self) -> None:
+    def judge(self, requests: int) -> None:
         """Pause one of the lookups that were watched for long enough and do not pay, if any.
 
         Of several it is the one that would be worth least alone: of two that propose the same,
         the one whose confidence tells less of what will be accepted.
         """
-        ripe = self._open & (self._seen >= _WINDOW_STEPS)
-        self._seen[ripe] = _WINDOW_STEPS - _LOOK_STEPS
-        is_alone = np.count_nonzero(self._open) == 1
-        error = 0.0 if is_alone else np.sqrt(self._spread * self._weight / (2.0 * _WINDOW_STEPS))
-        failing = ripe & (self._balance < error)
-        self._next_pause[ripe & ~failing] = _FIRST_PAUSE_STEPS
+        gate = self.arrays
+        ripe = gate.is_open & (gate.seen >= _WINDOW_STEPS)
+        gate.seen[ripe] = _WINDOW_STEPS - _LOOK_STEPS
+        is_alone = np.count_nonzero(gate.is_open) == 1
+        variance = gate.spread * step_weight(requests) / (2.0 * _WINDOW_STEPS)
+        failing = ripe & (gate.balance < (0.0 if is_alone else np.sqrt(variance)))
+        gate.next_pause[ripe & ~failing] = _FIRST_PAUSE_STEPS
         if failing.any():
-            worst = int(np.argmin(np.where(failing, self._alone, np.inf)))
-            self._open[worst] = False
-            self._pause[worst] = self._next_pause[worst]
-            self._next_pause[worst] = min(_MAX_PAUSE_STEPS, 2 * self._next_pause[worst])
+            worst = int(np.argmin(np.where(failing, gate.alone, np.inf)))
+            gate.is_open[worst] = False
+            gate.pause[worst] = gate.next_pause[worst]
+            gate.next_pause[worst] = min(_MAX_PAUSE_STEPS, 2 * gate.next_pause[worst])
 
     def state(self) -> Mapping[str, Any]:
         """Everything, as JSON."""
+        gate = self.arrays
         return {
-            "balance": self._balance.tolist(),
-            "alone": self._alone.tolist(),
-            "spread": self._spread.tolist(),
-            "seen": self._seen.tolist(),
-            "pause": self._pause.tolist(),
-            "next_pause": self._next_pause.tolist(),
-            "open": self._open.tolist(),
+            "balance": gate.balance.tolist(),
+            "alone": gate.alone.tolist(),
+            "spread": gate.spread.tolist(),
+            "seen": gate.seen.tolist(),
+            "pause": gate.pause.tolist(),
+            "next_pause": gate.next_pause.tolist(),
+            "open": gate.is_open.tolist(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved ``state``."""
-        self._balance = np.array(state["balance"])
-        self._alone = np.array(state["alone"])
-        self._spread = np.array(state["spread"])
-        self._seen = np.array(state["seen"])
-        self._pause = np.array(state["pause"], dtype=np.int64)
-        self._next_pause = np.array(state["next_pause"], dtype=np.int64)
-        self._open = np.array(state["open"], dtype=np.bool_)
+        gate = self.arrays
+        gate.is_open[:] = state["open"]
+        for name in ("balance", "alone", "spread", "seen", "pause", "next_pause"):
+            getattr(gate, name)[:] = state[name]

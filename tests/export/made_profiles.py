@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autospec import acceptance, cost
-from autospec.acceptance import NUM_BINS, NUM_BUCKETS
 from autospec.cost import StepCost, StepLoad
+from autospec.hazards import NUM_BINS, NUM_BUCKETS
 from autospec.profile import Identity, Profile, Statistics, WorkloadProfile
 from autospec.records import EngineInfo, ProposerInfo
 from autospec.tuned import DraftRates, ProposerSettings, Provenance, Tuning, WorkloadRates

@@ -7,8 +7,14 @@ import pytest
 
 from autospec.allocation import Prices, throughput_gains
 from autospec.cost import KNOTS
-from autospec.policy.appended import Appended
-from autospec.records import Float32Array, ProposerInfo
+from autospec.octave import octave_of
+from autospec.policy.appended import (
+    Appended,
+    appended_gains,
+    expect_appended,
+    note_appended,
+)
+from autospec.records import Float32Array, Float64Array, ProposerInfo
 
 PROPOSERS = (
     ProposerInfo("head", "sequential", 2),
@@ -16,19 +22,27 @@ PROPOSERS = (
 )
 ROWS = 4
 LIMITS = np.array([[2] * ROWS, [6] * ROWS], dtype=np.int16)
+OCTAVE = octave_of(ROWS)
 RATE = 100.0
 SLOPE = 0.001  # a token costs a tenth of one at that rate
 
 
 def plan(appended: Appended) -> tuple[Float32Array, Float32Array]:
     """Gains [n, p, k] before and after."""
+    before, after, _ = planned(appended)
+    return before, after
+
+
+def planned(appended: Appended) -> tuple[Float32Array, Float32Array, Float64Array]:
+    """The same, and the sums of gains [p, n] of what is appended."""
     hazards = np.full((ROWS, 2, 6), 0.5, dtype=np.float32)
     gains = np.zeros_like(hazards)
-    throughput_gains(hazards, LIMITS, np.ones(hazards.shape[1]), gains)
+    throughput_gains(hazards, LIMITS, np.ones(hazards.shape[1]), np.ones(ROWS), gains)
     before = gains.copy()
     prices = Prices(0.01, 0.0, np.full(len(KNOTS), SLOPE), np.zeros((2, 4)))
-    appended.plan(LIMITS, prices, RATE, gains)
-    return before, gains
+    gross = np.zeros(LIMITS.shape)
+    appended_gains(appended.arrays, OCTAVE, ROWS, LIMITS, prices, RATE, gains, gross)
+    return before, gains, gross
 
 
 def share(before: Float32Array, after: Float32Array) -> float:
@@ -37,17 +51,23 @@ def share(before: Float32Array, after: Float32Array) -> float:
     return float(left.sum() / before[0, 1, 2:].sum())
 
 
+def step(appended: Appended, verified: list[int], accepted: list[int]) -> None:
+    """One step in which every row drafts with the composite."""
+    proposer = np.ones(ROWS, dtype=np.int16)
+    expect_appended(appended.arrays, OCTAVE, ROWS, proposer, planned(appended)[2])
+    note_appended(
+        appended.arrays,
+        OCTAVE,
+        proposer,
+        np.array(verified, dtype=np.int16),
+        np.array(accepted, dtype=np.int16),
+    )
+
+
 def serve(appended: Appended, verified: int, accepted: int, steps: int = 200) -> float:
     """The share that is learned when every row drafts alike."""
-    proposer = np.ones(ROWS, dtype=np.int16)
     for _ in range(steps):
-        plan(appended)
-        appended.expect(proposer)
-        appended.note(
-            proposer,
-            np.full(ROWS, verified, dtype=np.int16),
-            np.full(ROWS, accepted, dtype=np.int16),
-        )
+        step(appended, [verified] * ROWS, [accepted] * ROWS)
     return share(*plan(appended))
 
 
@@ -69,11 +89,8 @@ def test_the_share_is_what_came_above_its_cost() -> None:
     assert serve(Appended(PROPOSERS), 2, 2) == pytest.approx(0.0, abs=0.05)  # nothing followed
     assert serve(Appended(PROPOSERS), 6, 2) == pytest.approx(0.0, abs=0.05)  # in vain
     mixed = Appended(PROPOSERS)
-    proposer = np.ones(ROWS, dtype=np.int16)
     for _ in range(400):
-        plan(mixed)
-        mixed.expect(proposer)
-        mixed.note(proposer, np.array([4, 2, 2, 2], np.int16), np.array([3, 2, 1, 0], np.int16))
+        step(mixed, [4, 2, 2, 2], [3, 2, 1, 0])
     came = (1.0 - 2 * RATE * SLOPE) / (ROWS * expected)
     assert share(*plan(mixed)) == pytest.approx(came, rel=0.05)
 

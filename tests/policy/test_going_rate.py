@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autospec.policy.going_rate import GoingRate
+from autospec.octave import octave_of
+from autospec.policy.going_rate import GoingRate, knows_all, note_rate, tokens_per_second
 
 
 def rows(*numbers: int) -> NDArray[np.int32]:
@@ -16,11 +17,30 @@ def rows(*numbers: int) -> NDArray[np.int32]:
 def note(rate: GoingRate, steps: int, committed: int, plain_steps: float, n: int = 4) -> None:
     """Steps in which each of ``n`` requests of one workload commits as many tokens."""
     for _ in range(steps):
-        rate.note(rows(*[1] * n), np.full(n, committed, dtype=np.int16), plain_steps)
+        note_step(rate, rows(*[1] * n), [committed] * n, plain_steps)
+
+
+def note_step(
+    rate: GoingRate, workloads: NDArray[np.int32], committed: list[int], plain_steps: float
+) -> None:
+    if not knows_all(rate.arrays, workloads):
+        rate.grow(workloads)
+    tokens = np.array(committed, dtype=np.int16)
+    note_rate(rate.arrays, octave_of(len(tokens)), workloads, tokens, plain_steps)
+
+
+def price_of(
+    rate: GoingRate,
+    workloads: NDArray[np.int32],
+    plain_seconds: float,
+    weights: NDArray[np.float64],
+) -> float:
+    octave = octave_of(len(workloads))
+    return tokens_per_second(rate.arrays, octave, workloads, plain_seconds, weights)
 
 
 def going(rate: GoingRate, requests: int, plain_seconds: float) -> float:
-    return rate.tokens_per_second(rows(*[1] * requests), plain_seconds, np.ones(requests))
+    return price_of(rate, rows(*[1] * requests), plain_seconds, np.ones(requests))
 
 
 def test_it_is_the_goodput_in_units_of_plain_decoding() -> None:
@@ -79,22 +99,22 @@ def test_an_easy_workload_does_not_make_time_dear_for_a_hard_one() -> None:
     rate = GoingRate()
     for workload, committed in ((1, 6), (2, 2)):
         for _ in range(400):
-            rate.note(rows(workload), np.array([committed], dtype=np.int16), 1.0)
+            note_step(rate, rows(workload), [committed], 1.0)
     weights = np.zeros(1)
-    assert rate.tokens_per_second(rows(2), 0.1, weights) == pytest.approx(2 / 0.1)
+    assert price_of(rate, rows(2), 0.1, weights) == pytest.approx(2 / 0.1)
     assert weights.tolist() == [1.0]
 
 
 def test_in_one_batch_a_hard_requests_token_weighs_more() -> None:
     rate = GoingRate()
     for _ in range(100):
-        rate.note(rows(1, 2), np.array([6, 2], dtype=np.int16), 1.0)
+        note_step(rate, rows(1, 2), [6, 2], 1.0)
     weights = np.zeros(3)
-    price = rate.tokens_per_second(rows(1, 2, 7), 0.1, weights)
+    price = price_of(rate, rows(1, 2, 7), 0.1, weights)
     assert price == 0.0  # three requests are another load
-    price = rate.tokens_per_second(rows(1, 2), 0.1, weights[:2])
+    price = price_of(rate, rows(1, 2), 0.1, weights[:2])
     assert price == pytest.approx(2 * 4 / 0.1)
     assert weights[:2].tolist() == pytest.approx([4 / 6, 4 / 2])
     # One of an unknown workload counts as the mean of the others.
-    assert rate.tokens_per_second(rows(1, 9), 0.1, weights[:2]) == pytest.approx(2 * 6 / 0.1)
+    assert price_of(rate, rows(1, 9), 0.1, weights[:2]) == pytest.approx(2 * 6 / 0.1)
     assert weights[:2].tolist() == [1.0, 1.0]

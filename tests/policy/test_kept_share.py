@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from autospec.policy.kept_share import KeptShare
+from autospec.octave import octave_of
+from autospec.policy.kept_share import KeptShare, note_kept
+from autospec.records import Float64Array, Int16Array
 
 LOOKUP, MODEL = 0, 1
 
@@ -18,40 +20,49 @@ def watch() -> KeptShare:
     return KeptShare(np.array([False, True]))
 
 
+def at(shares: KeptShare, requests: int) -> Float64Array:
+    found: Float64Array = shares.arrays.share[octave_of(requests)]
+    return found
+
+
+def note(shares: KeptShare, proposer: Int16Array, asked: Int16Array, kept: Int16Array) -> None:
+    note_kept(shares.arrays, octave_of(len(proposer)), proposer, asked, kept)
+
+
 def test_all_is_kept_until_something_was_seen() -> None:
-    assert watch().at(1).tolist() == [1.0, 1.0]
+    assert at(watch(), 1).tolist() == [1.0, 1.0]
 
 
 def test_the_share_is_verified_over_asked() -> None:
     shares = watch()
-    shares.note(int16(MODEL, MODEL, -1), int16(4, 4, 0), int16(4, 0, 0))
+    note(shares, int16(MODEL, MODEL, -1), int16(4, 4, 0), int16(4, 0, 0))
     # 16 tokens were assumed kept of 16; each row fades them by 4 / 512 before it is added.
     keep = 1.0 - 4.0 / 512.0
     kept = (16.0 * keep + 4.0) * keep
     asked = (16.0 * keep + 4.0) * keep + 4.0
-    assert shares.at(3)[MODEL] == pytest.approx(kept / asked)
+    assert at(shares, 3)[MODEL] == pytest.approx(kept / asked)
 
 
 def test_it_settles_where_it_should() -> None:
     shares = watch()
     for step in range(600):
-        shares.note(int16(MODEL), int16(4), int16(4 if step % 4 == 0 else 0))
-    assert shares.at(1)[MODEL] == pytest.approx(0.25, abs=0.02)
+        note(shares, int16(MODEL), int16(4), int16(4 if step % 4 == 0 else 0))
+    assert at(shares, 1)[MODEL] == pytest.approx(0.25, abs=0.02)
 
 
 def test_lookups_and_other_loads_are_left_alone() -> None:
     shares = watch()
     for _ in range(50):
-        shares.note(int16(LOOKUP, MODEL), int16(8, 4), int16(0, 0))
-    assert shares.at(2)[LOOKUP] == 1.0
-    assert shares.at(2)[MODEL] < 0.2
-    assert shares.at(64)[MODEL] == 1.0
+        note(shares, int16(LOOKUP, MODEL), int16(8, 4), int16(0, 0))
+    assert at(shares, 2)[LOOKUP] == 1.0
+    assert at(shares, 2)[MODEL] < 0.2
+    assert at(shares, 64)[MODEL] == 1.0
 
 
 def test_state_comes_back() -> None:
     first, second = watch(), watch()
-    first.note(int16(MODEL), int16(4), int16(1))
+    note(first, int16(MODEL), int16(4), int16(1))
     second.restore(json.loads(json.dumps(first.state())))
     for shares in (first, second):
-        shares.note(int16(MODEL), int16(2), int16(1))
-    assert first.at(1).tolist() == second.at(1).tolist()
+        note(shares, int16(MODEL), int16(2), int16(1))
+    assert at(first, 1).tolist() == at(second, 1).tolist()

@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 
-from autospec.policy.offer_gate import OfferGate
+from autospec.policy.offer_gate import OfferGate, expect_offers, note_offers
+from autospec.records import Float64Array, Int16Array
 
 LOOKUPS = np.array([True, True, False])  # two lookups and a model
 
@@ -19,14 +20,15 @@ def step(
     matched: list[int] | None = None,
 ) -> None:
     """One step of one request for which ``proposer`` drafted; a paused lookup offers nothing."""
-    is_open = gate.open()
+    is_open = gate.arrays.is_open.copy()
     if proposer >= 0 and not is_open[proposer]:
         proposer, accepted, expected = -1, [0], [0.0, 0.0, 0.0]
-    gate.expect(np.array(expected), np.array(expected))
+    expect_offers(gate.arrays, np.array(expected), np.array(expected))
     matches = np.full((3, 1), -1, dtype=np.int16)
     matches[:2, 0] = [0, 0] if matched is None else matched
     matches[:, 0] = np.where(is_open, matches[:, 0], -1)
-    gate.note(
+    note(
+        gate,
         np.array([proposer], dtype=np.int16),
         np.array(accepted, dtype=np.int16),
         matches,
@@ -34,17 +36,29 @@ def step(
     )
 
 
+def note(
+    gate: OfferGate,
+    proposer: Int16Array,
+    accepted: Int16Array,
+    matched: Int16Array,
+    cost: Float64Array,
+) -> None:
+    """The step is over; ``cost`` [p] is each proposer's time in tokens."""
+    if note_offers(gate.arrays, proposer, accepted, matched, cost, 1.0):
+        gate.judge(len(proposer))
+
+
 def open_share(gate: OfferGate, steps: int, **outcome: object) -> list[float]:
     """Share of steps that each proposer was open for."""
     count = np.zeros(3)
     for _ in range(steps):
-        count += gate.open()
+        count += gate.arrays.is_open
         step(gate, **outcome)  # type: ignore[arg-type]
     return [float(share) for share in count / steps]
 
 
 def test_lookups_are_open_at_first_and_models_are_none() -> None:
-    assert OfferGate(LOOKUPS).open().tolist() == [True, True, False]
+    assert OfferGate(LOOKUPS).arrays.is_open.tolist() == [True, True, False]
 
 
 def test_a_lookup_that_pays_stays_open_and_an_idle_one_is_paused() -> None:
@@ -72,7 +86,7 @@ def test_of_two_that_draft_alike_one_stays() -> None:
     gate = OfferGate(LOOKUPS)
     both_paused = 0
     for _ in range(3000):
-        is_open = gate.open()
+        is_open = gate.arrays.is_open
         both_paused += not is_open[:2].any()
         chosen = int(np.argmax(is_open[:2]))
         both = bool(is_open[:2].all())
@@ -80,14 +94,14 @@ def test_of_two_that_draft_alike_one_stays() -> None:
         expected[chosen] = 0.0 if both else 2.0  # the other would draft the same
         step(gate, expected, [2], [0.1, 0.1, 0.0], proposer=chosen, matched=[2, 2])
     assert both_paused < 100
-    assert gate.open().any()
+    assert gate.arrays.is_open.any()
 
 
 def test_pauses_grow_and_end() -> None:
     gate = OfferGate(LOOKUPS)
     pauses, length = [], 0
     for _ in range(4000):
-        if gate.open()[0]:
+        if gate.arrays.is_open[0]:
             if length:
                 pauses.append(length)
             length = 0
@@ -112,9 +126,10 @@ def test_many_requests_tell_sooner() -> None:
     for rows in (1, 100):
         gate = OfferGate(LOOKUPS)
         steps = 0
-        while gate.open()[0] and steps < 200:
-            gate.expect(np.zeros(3), np.zeros(3))
-            gate.note(
+        while gate.arrays.is_open[0] and steps < 200:
+            expect_offers(gate.arrays, np.zeros(3), np.zeros(3))
+            note(
+                gate,
                 np.full(rows, -1, dtype=np.int16),
                 np.zeros(rows, dtype=np.int16),
                 np.full((3, rows), -1, dtype=np.int16),
@@ -132,7 +147,7 @@ def test_state_survives_json() -> None:
     open_share(gate, 300, **outcome)
     again.restore(json.loads(json.dumps(gate.state())))
     for _ in range(500):
-        assert gate.open().tolist() == again.open().tolist()
+        assert gate.arrays.is_open.tolist() == again.arrays.is_open.tolist()
         step(gate, [0.0, 0.0, 0.0], [0], [0.5, 0.2, 0.0])
         step(again, [0.0, 0.0, 0.0], [0], [0.5, 0.2, 0.0])
 
@@ -141,13 +156,14 @@ def test_of_two_that_draft_alike_the_one_that_knows_less_is_paused() -> None:
     """Both bring the same; the second one's confidence is worth more alone."""
     gate = OfferGate(LOOKUPS)
     for _ in range(400):
-        gate.expect(np.array([0.2, 0.2, 0.0]), np.array([1.0, 1.5, 0.0]))
-        gate.note(
+        expect_offers(gate.arrays, np.array([0.2, 0.2, 0.0]), np.array([1.0, 1.5, 0.0]))
+        note(
+            gate,
             np.array([0, 1], dtype=np.int16),
             np.array([2, 2], dtype=np.int16),
             np.array([[2, 2], [2, 2], [-1, -1]], dtype=np.int16),
             np.array([0.1, 0.1, 0.0]),
         )
-        if not gate.open()[:2].all():
+        if not gate.arrays.is_open[:2].all():
             break
-    assert gate.open()[:2].tolist() == [False, True]
+    assert gate.arrays.is_open[:2].tolist() == [False, True]

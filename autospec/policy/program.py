@@ -1,0 +1,248 @@
+"""The default policy's step in compiled code: what it remembers, its decision, its second look."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autospec.allocation import (
+    Aim,
+    Prices,
+    Workspace,
+    copy_depths,
+    latency_gains,
+    solve,
+    throughput_gains,
+    weigh,
+)
+from autospec.compiled import compiled_brief
+from autospec.cost import CONTEXT, KNOTS, SLOPES, SPECULATING, CostArrays, forward_seconds
+from autospec.policy.appended import (
+    AppendedArrays,
+    appended_gains,
+    expect_appended,
+    note_appended,
+)
+from autospec.policy.going_rate import RateArrays, knows_all, note_rate, tokens_per_second
+from autospec.policy.kept_share import ShareArrays, note_kept
+from autospec.policy.offer_gate import GateArrays, expect_offers, note_offers
+from autospec.records import Float32Array, Float64Array, Int16Array, Int32Array, Int64Array
+
+THROUGHPUT, LATENCY, SLO = range(3)
+"""Objectives."""
+
+LEARNED, GATE_IS_RIPE, NEW_WORKLOAD = range(3)
+"""What ``learn_step`` says: it learned; and a lookup can be judged; or nothing for want of room."""
+
+_MOST_PLAIN_STEPS = 32.0  # that one step may count for; a machine that slept tells nothing
+
+
+class Memory(NamedTuple):
+    """What the policy remembers, and room for steps of up to n requests.
+
+    ``urgency`` [n] are the weights of requests with a target, ``gross`` [p, n] the gains of what
+    is appended behind heads.
+    """
+
+    lookup: NDArray[np.bool_]  # [p]
+    held_depth: Int16Array  # [p]
+    cost: CostArrays
+    rate: RateArrays
+    kept: ShareArrays
+    appended: AppendedArrays
+    has_appended: bool
+    gate: GateArrays
+    room: Workspace
+    gains: Float32Array  # [n, p, k]
+    limits: Int16Array  # [p, n]
+    stale: Float64Array  # [p, n]
+    weights: Float64Array  # [n]
+    urgency: Float64Array  # [n]
+    gross: Float64Array  # [p, n]
+    gross_rows: Int64Array  # [1], how many requests it is of
+    all_kept: Float64Array  # [p], 1
+    free_drafts: Float64Array  # [p, 4], 0
+
+
+class Setting(NamedTuple):
+    """What a step is decided for; ``urgency`` is the sum of that of its requests."""
+
+    objective: int
+    octave: int
+    context_tokens: int
+    plain_seconds: float
+    urgency: float
+
+
+@compiled_brief
+def decide_step(
+    memory: Memory,
+    hazards: Float32Array,
+    limits: Int16Array,
+    stale_tokens: Float64Array,
+    workloads: Int32Array,
+    objective: int,
+    octave: int,
+    context_tokens: int,
+    plain_seconds: float,
+    urgency: float,
+    hysteresis: float,
+    catch_up_steps: float,
+    spare_tokens: float,
+) -> None:
+    """The allocation of a step of requests [n], at most ``spare_tokens`` draft tokens in all."""
+    setting = Setting(objective, octave, context_tokens, plain_seconds, urgency)
+    n, num_proposers, positions = hazards.shape
+    stale = memory.stale
+    for p in range(num_proposers):
+        for i in range(n):
+            stale[p, i] = stale_tokens[p, i] / catch_up_steps
+    share = memory.kept.share[octave]
+    draft = memory.cost.draft
+    best = memory.room.best
+    _allocate(memory, setting, hazards, limits, workloads, draft, share, True, hysteresis)
+    k = best.k
+    drafted = 0
+    for i in range(n):
+        drafted += k[i]
+    if spare_tokens < n * positions and drafted > spare_tokens:
+        _limit_evenly(limits, int(spare_tokens), memory.limits)
+        _allocate(
+            memory, setting, hazards, memory.limits, workloads, draft, share, True, hysteresis
+        )
+    copy_depths(best.depth, memory.held_depth)
+    expect_offers(memory.gate, best.advantage, best.alone)
+    if memory.has_appended and memory.gross_rows[0] == n:
+        expect_appended(memory.appended, octave, n, best.proposer, memory.gross)
+
+
+@compiled_brief
+def trim_step(
+    memory: Memory,
+    proposer: Int16Array,
+    k: Int16Array,
+    hazards: Float32Array,
+    workloads: Int32Array,
+    objective: int,
+    octave: int,
+    context_tokens: int,
+    plain_seconds: float,
+    urgency: float,
+) -> None:
+    """The same program with drafting already paid, each request left its own k [n]."""
+    setting = Setting(objective, octave, context_tokens, plain_seconds, urgency)
+    limits = memory.limits
+    limits[:] = 0
+    for i in range(proposer.shape[0]):
+        if proposer[i] >= 0 and k[i] > 0:
+            limits[proposer[i], i] = k[i]
+    _allocate(
+        memory, setting, hazards, limits, workloads, memory.free_drafts, memory.all_kept,
+        False, 0.0,
+    )  # fmt: skip
+
+
+@compiled_brief
+def _allocate(
+    memory: Memory,
+    setting: Setting,
+    hazards: Float32Array,
+    limits: Int16Array,
+    workloads: Int32Array,
+    draft: Float64Array,
+    share: Float64Array,
+    is_ahead: bool,
+    hold: float,
+) -> None:
+    n = hazards.shape[0]
+    is_latency = setting.objective == LATENCY
+    rate = 0.0
+    base_value = float(n)
+    if is_latency:
+        memory.weights[:] = 1.0
+        latency_gains(hazards, limits, share, memory.weights, memory.gains)
+    else:
+        rate = tokens_per_second(
+            memory.rate, setting.octave, workloads, setting.plain_seconds, memory.weights
+        )
+        throughput_gains(hazards, limits, share, memory.weights, memory.gains)
+    if setting.objective == SLO:
+        weigh(n, memory.gains, limits, memory.urgency)
+        base_value = setting.urgency
+        rate *= base_value / max(n, 1)
+    beta = memory.cost.beta
+    prices = Prices(
+        forward_seconds(beta, 0.0, n, setting.context_tokens, False, KNOTS),
+        beta[SPECULATING],
+        beta[SLOPES:CONTEXT],
+        draft,
+        memory.cost.shape,
+        memory.cost.captured,
+    )
+    if is_ahead and rate > 0.0 and memory.has_appended:
+        appended_gains(
+            memory.appended, setting.octave, n, limits, prices, rate, memory.gains, memory.gross
+        )
+        memory.gross_rows[0] = n
+    aim = Aim(base_value, is_latency, rate, share, memory.held_depth, hold)
+    solve(n, memory.gains, limits, memory.stale, memory.lookup, prices, aim, memory.room)
+
+
+@compiled_brief
+def _limit_evenly(limits: Int16Array, tokens: int, limited: Int16Array) -> None:
+    """Draft tokens dealt out evenly to the requests that can take some."""
+    takers = 0
+    for i in range(limits.shape[1]):
+        takers += _can_draft(limits, i)
+    share = tokens // takers
+    left = tokens % takers
+    rank = 0
+    for i in range(limits.shape[1]):
+        most = share + (1 if rank < left else 0)
+        rank += _can_draft(limits, i)
+        for p in range(limits.shape[0]):
+            limited[p, i] = min(limits[p, i], most)
+
+
+@compiled_brief
+def _can_draft(limits: Int16Array, request: int) -> int:
+    """1 if a proposer can draft for the request."""
+    for p in range(limits.shape[0]):
+        if limits[p, request] > 0:
+            return 1
+    return 0
+
+
+@compiled_brief
+def learn_step(
+    memory: Memory,
+    octave: int,
+    workloads: Int32Array,
+    proposer: Int16Array,
+    asked: Int16Array,
+    kept: Int16Array,
+    verified: Int16Array,
+    accepted: Int16Array,
+    committed: Int16Array,
+    matched: Int16Array,
+    step_seconds: float,
+    plain_seconds: float,
+    draft_seconds: Float64Array,
+    has_draft_seconds: bool,
+) -> int:
+    """Take note of what a step brought; ``plain_seconds`` is 0 where that is not known."""
+    if plain_seconds > 0.0:
+        if not knows_all(memory.rate, workloads):
+            return NEW_WORKLOAD
+        plain_steps = min(step_seconds / plain_seconds, _MOST_PLAIN_STEPS)
+        note_rate(memory.rate, octave, workloads, committed, plain_steps)
+    if memory.has_appended:
+        note_appended(memory.appended, octave, proposer, verified, accepted)
+    note_kept(memory.kept, octave, proposer, asked, kept)
+    if has_draft_seconds and step_seconds > 0.0:
+        rate = committed.sum() / step_seconds
+        if note_offers(memory.gate, proposer, accepted, matched, draft_seconds, rate):
+            return GATE_IS_RIPE
+    return LEARNED

@@ -1,0 +1,449 @@
+"""The records of steps that are under way, and what the controller computes around each step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autospec.compiled import by_reference, compiled_brief
+from autospec.cost import (
+    KNOTS,
+    CostArrays,
+    drafting_seconds,
+    forward_seconds,
+    tokens_to_pay,
+)
+from autospec.hazards import (
+    NUM_TOKEN_BUCKETS,
+    HazardArrays,
+    Rows,
+    UInt8Array,
+    Verified,
+    draft_bins,
+    fill_hazards,
+    learn_rows,
+    offer_bins,
+)
+from autospec.octave import octave_of
+from autospec.policy.base import NO_ARM, View
+from autospec.records import (
+    Float32Array,
+    Float64Array,
+    Int16Array,
+    Int32Array,
+    Int64Array,
+)
+from autospec.rows import UNKNOWN_SLOT, RequestArrays, resolve_handles
+
+
+class Nothing:
+    """Stand-ins for what a batch state may leave out, for batches of any size."""
+
+    def __init__(self, num_proposers: int, k_max: int) -> None:
+        self._shape = (num_proposers, k_max)
+        self._make(0)
+
+    def fit(self, n: int) -> Nothing:
+        """The same object, its arrays fitted to ``n`` requests."""
+        if n != self.room.shape[0]:
+            self._make(n)
+        return self
+
+    def _make(self, n: int) -> None:
+        p, k = self._shape
+        self.lengths: Int16Array = np.zeros((p, n), dtype=np.int16)
+        self.confidence: Float32Array = np.zeros((p, n, k), dtype=np.float32)
+        self.matched: Int16Array = np.full((p, n), -1, dtype=np.int16)
+        self.last_tokens: Int32Array = np.zeros(n, dtype=np.int32)
+        self.room: Int16Array = np.full(n, np.iinfo(np.int16).max, dtype=np.int16)
+        self.behind: Float64Array = np.zeros(n)
+
+
+class StepArrays(NamedTuple):
+    """What is kept of a step between plan and observe.
+
+    ``reach`` is up to where the step may teach, offers that may not be used included. Evidence
+    ``bins`` and ``hazards`` are those before drafting; those that know the drafts, of proposers
+    ``draft_models``, have names of their own. ``kept`` is what ``trim`` leaves of the ``drafted``,
+    also where a probe verifies them all; ``worth`` and ``right`` are what would have been verified
+    and accepted of those. ``depth``, ``draft_tokens`` and ``catch_up`` sum up the models' work.
+    """
+
+    slots: Int32Array  # [n]
+    workloads: Int32Array  # [n]
+    token_buckets: Int32Array  # [n]
+    limits: Int16Array  # [p, n]
+    offer_lengths: Int16Array  # [p, n]
+    reach: Int16Array  # [p, n]
+    stale: Float64Array  # [p, n]
+    bins: UInt8Array  # [n, p, k]
+    hazards: Float32Array  # [n, p, k]
+    draft_limits: Int16Array  # [p, n]
+    draft_models: Int16Array  # [n]
+    draft_bins: UInt8Array  # [n, p, k]
+    draft_hazards: Float32Array  # [n, p, k]
+    drafted: Int16Array  # [n]
+    kept: Int16Array  # [n]
+    known: NDArray[np.bool_]  # [n]
+    verified: Int16Array  # [n]
+    accepted: Int16Array  # [n]
+    committed: Int16Array  # [n]
+    worth: Int16Array  # [n]
+    right: Int16Array  # [n]
+    unmatched: Int16Array  # [p, n], -1
+    depth: Float64Array  # [p]
+    draft_tokens: Float64Array  # [p]
+    catch_up: Float64Array  # [p]
+
+
+class Standing(NamedTuple):
+    """What outlives steps: the running requests, acceptance before and after drafting, and cost.
+
+    By reference, all of it.
+    """
+
+    requests: RequestArrays
+    ahead: HazardArrays
+    drafted: HazardArrays
+    cost: CostArrays
+
+
+class Step(NamedTuple):
+    """All that the kernels of a step work on."""
+
+    standing: Standing
+    arrays: StepArrays
+
+
+class StepRecord:
+    """What the controller remembers of a step between plan and observe; arrays are reused."""
+
+    def __init__(self, num_proposers: int, k_max: int) -> None:
+        self._shape = (num_proposers, k_max)
+        self._num_requests = -1
+        self._standing: Standing | None = None
+        self.plan_id = -1
+        self.decision_seconds = 0.0
+        self.plain_seconds = 0.0
+        self.context_tokens = 0
+        self.waiting = 0
+        self.octave = 0
+        self.is_trimmed = False
+        self.has_models = False
+        self.has_stale = False
+        self.view: View | None = None
+        self.arm = NO_ARM
+
+    def fit(self, n: int, standing: Standing) -> None:
+        """Fit the arrays to ``n`` requests; their content is undefined."""
+        if n != self._num_requests:
+            self._num_requests = n
+            self.octave = octave_of(n)
+            self.has_stale = False
+            self._make(n)
+            self._standing = None
+        self.refer_to(standing)
+
+    def refer_to(self, standing: Standing) -> None:
+        """Work on this from now on; ``reference`` is how kernels take the step."""
+        if standing is not self._standing:
+            self._standing = standing
+            self.reference = by_reference(Step(standing, self._arrays))
+
+    def _make(self, n: int) -> None:
+        p, k = self._shape
+        rows = np.zeros((3, n), dtype=np.int32)
+        offered = np.zeros((4, p, n), dtype=np.int16)
+        counts = np.zeros((8, n), dtype=np.int16)
+        bins = np.zeros((2, n, p, k), dtype=np.uint8)
+        hazards = np.zeros((2, n, p, k), dtype=np.float32)
+        models = np.zeros((3, p))
+        self.arrays = StepArrays(
+            slots=rows[0],
+            workloads=rows[1],
+            token_buckets=rows[2],
+            limits=offered[0],
+            offer_lengths=offered[1],
+            reach=offered[2],
+            stale=np.zeros((p, n)),
+            bins=bins[0],
+            hazards=hazards[0],
+            draft_limits=offered[3],
+            draft_models=counts[0],
+            draft_bins=bins[1],
+            draft_hazards=hazards[1],
+            drafted=counts[1],
+            kept=counts[2],
+            known=np.zeros(n, dtype=np.bool_),
+            verified=counts[3],
+            accepted=counts[4],
+            committed=counts[5],
+            worth=counts[6],
+            right=counts[7],
+            unmatched=np.full((p, n), -1, dtype=np.int16),
+            depth=models[0],
+            draft_tokens=models[1],
+            catch_up=models[2],
+        )
+        self._arrays = by_reference(self.arrays)
+
+
+@compiled_brief
+def look_ahead(
+    step: Step,
+    handles: Int64Array,
+    context_tokens: Int32Array,
+    last_tokens: Int32Array,
+    room: Int16Array,
+    most: Int16Array,
+    offers: Int16Array,
+    confidence: Float32Array,
+    is_cost_known: bool,
+) -> tuple[int, int, float]:
+    """Fill a step's record with what is known before it is planned.
+
+    ``most`` [p] is the proposers' own limit, 0 for one that may not be used. Returns how many
+    handles are not running, the sum of the context tokens, and the seconds of a plain step, 0 if
+    that is not known.
+    """
+    arrays, standing = step.arrays, step.standing
+    requests, hazards, model = standing.requests, standing.ahead, standing.cost
+    unknown = resolve_handles(requests, handles, arrays.slots)
+    context = _fill_rows(
+        requests, hazards.lookup, arrays, context_tokens, last_tokens, room, most, offers
+    )
+    offer_bins(hazards.lookup, arrays.offer_lengths, arrays.reach, confidence, arrays.bins)
+    rows = Rows(arrays.slots, arrays.workloads, arrays.token_buckets)
+    fill_hazards(hazards, rows, arrays.reach, arrays.bins, arrays.hazards)
+    n = handles.shape[0]
+    plain_seconds = 0.0
+    if is_cost_known and n > 0:
+        paid = tokens_to_pay(model.shape, model.captured, n, 0, 0)
+        plain_seconds = forward_seconds(model.beta, paid, n, context, False, KNOTS)
+    return unknown, context, plain_seconds
+
+
+@compiled_brief
+def _fill_rows(
+    requests: RequestArrays,
+    lookup: NDArray[np.bool_],
+    step: StepArrays,
+    context_tokens: Int32Array,
+    last_tokens: Int32Array,
+    room: Int16Array,
+    most: Int16Array,
+    offers: Int16Array,
+) -> int:
+    """Workload row and token bucket of every request [n], and what each may draft [p, n]."""
+    slots, workloads, token_buckets = step.slots, step.workloads, step.token_buckets
+    limits, offer_lengths, reach = step.limits, step.offer_lengths, step.reach
+    slot_workload, slot_max_k = requests.workload, requests.max_k
+    context = 0
+    for i in range(slots.shape[0]):
+        s = slots[i]
+        workloads[i] = slot_workload[s] + 1
+        token_buckets[i] = last_tokens[i] % NUM_TOKEN_BUCKETS
+        context += context_tokens[i]
+        cap = min(slot_max_k[s], room[i]) if s != UNKNOWN_SLOT else 0
+        for p in range(lookup.shape[0]):
+            length = most[p]
+            offer_lengths[p, i] = 0
+            if lookup[p]:
+                length = max(0, min(most[p], offers[p, i])) if s != UNKNOWN_SLOT else 0
+                offer_lengths[p, i] = length
+            limits[p, i] = max(0, min(cap, length))
+            reach[p, i] = max(limits[p, i], offer_lengths[p, i])
+    return context
+
+
+@compiled_brief
+def bound_decision(
+    step: Step,
+    proposer: Int16Array,
+    k: Int16Array,
+    context_tokens: int,
+    bounded_proposer: Int16Array,
+    bounded_k: Int16Array,
+) -> tuple[float, int, int, int, float]:
+    """Force a decision into its limits and sum it up.
+
+    Returns (expected committed tokens, tokens to verify, longest k, switches of proposer since the
+    requests' last steps, predicted seconds).
+    """
+    arrays, standing = step.arrays, step.standing
+    last_proposer, model = standing.requests.last_proposer, standing.cost
+    slots, limits, hazards = arrays.slots, arrays.limits, arrays.hazards
+    drafted, kept = arrays.drafted, arrays.kept
+    expected = 0.0
+    verified = 0
+    longest = 0
+    switches = 0
+    n = slots.shape[0]
+    for i in range(n):
+        p = proposer[i]
+        take = 0
+        if 0 <= p < limits.shape[0]:
+            take = max(0, min(k[i], limits[p, i]))
+        if take == 0:
+            p = -1
+        bounded_proposer[i] = p
+        bounded_k[i] = take
+        drafted[i] = take
+        kept[i] = take
+        expected += 1.0
+        survival = 1.0
+        for j in range(take):
+            survival *= hazards[i, p, j]
+            expected += survival
+        verified += take
+        longest = max(longest, take)
+        s = slots[i]
+        if s != UNKNOWN_SLOT:
+            if last_proposer[s] != p:
+                switches += 1
+            last_proposer[s] = p
+    _sum_up_models(standing.ahead.lookup, arrays, bounded_proposer, bounded_k)
+    paid = tokens_to_pay(model.shape, model.captured, n, verified, longest)
+    seconds = forward_seconds(
+        model.beta, paid, n, context_tokens, verified > 0, KNOTS
+    ) + drafting_seconds(
+        model.beta, model.models, arrays.depth, arrays.draft_tokens, arrays.catch_up
+    )
+    return expected, verified, longest, switches, seconds
+
+
+@compiled_brief
+def _sum_up_models(
+    lookup: NDArray[np.bool_], step: StepArrays, proposer: Int16Array, k: Int16Array
+) -> None:
+    """What each model does in a step [p]: depth, draft tokens and tokens to catch up on."""
+    depth, draft_tokens, catch_up = step.depth, step.draft_tokens, step.catch_up
+    stale = step.stale
+    depth[:] = 0.0
+    draft_tokens[:] = 0.0
+    catch_up[:] = 0.0
+    for i in range(proposer.shape[0]):
+        p = proposer[i]
+        if p >= 0 and k[i] > 0 and not lookup[p]:
+            depth[p] = max(depth[p], k[i])
+            draft_tokens[p] += k[i]
+            catch_up[p] += stale[p, i]
+
+
+@compiled_brief
+def bound_drafted(step: Step, drafted: Int16Array, k: Int16Array) -> bool:
+    """Note ``drafted`` [n], forced into 0 to k, in the step's record; True if it is less than k."""
+    noted, kept = step.arrays.drafted, step.arrays.kept
+    is_less = False
+    for i in range(k.shape[0]):
+        take = max(0, min(drafted[i], k[i]))
+        noted[i] = take
+        kept[i] = take
+        is_less = is_less or take < k[i]
+    return is_less
+
+
+@compiled_brief
+def look_again(
+    step: Step,
+    proposer: Int16Array,
+    verify: Int16Array,
+    confidence: Float32Array,
+) -> int:
+    """Hazards that know the drafts' own confidence [n, k]; returns how many drafts have one.
+
+    It is known if the last token's is: a composite may know that of its later tokens alone.
+    """
+    arrays, table = step.arrays, step.standing.drafted
+    lookup, limits, models = table.lookup, arrays.draft_limits, arrays.draft_models
+    limits[:] = 0
+    count = 0
+    for i in range(proposer.shape[0]):
+        p = proposer[i]
+        last = verify[i] - 1
+        models[i] = -1
+        if p >= 0 and not lookup[p] and last >= 0 and not np.isnan(confidence[i, last]):
+            limits[p, i] = verify[i]
+            models[i] = p
+            count += 1
+    if count > 0:
+        draft_bins(confidence, limits, arrays.draft_bins)
+        hazards, known = arrays.draft_hazards, arrays.hazards
+        for i in range(known.shape[0]):
+            for p in range(known.shape[1]):
+                for j in range(known.shape[2]):
+                    hazards[i, p, j] = known[i, p, j]
+        rows = Rows(arrays.slots, arrays.workloads, arrays.token_buckets)
+        fill_hazards(table, rows, limits, arrays.draft_bins, hazards)
+    return count
+
+
+@compiled_brief
+def conclude(
+    step: Step,
+    handles: Int64Array,
+    proposer: Int16Array,
+    asked: Int16Array,
+    verified: Int16Array,
+    accepted: Int16Array,
+    committed: Int16Array,
+    matched: Int16Array,
+    is_trimmed: bool,
+    is_probe: bool,
+) -> tuple[int, int, int, int]:
+    """Clean a step's result, learn acceptance from it, and sum it up.
+
+    Counts are forced into 0 <= accepted <= verified <= drafted. A probe teaches as if it had been
+    trimmed. Returns (committed tokens, verified ones, tokens paid for, sudden changes noticed).
+    """
+    arrays, standing = step.arrays, step.standing
+    slots, known, drafted, kept = arrays.slots, arrays.known, arrays.drafted, arrays.kept
+    clean_verified, clean_accepted = arrays.verified, arrays.accepted
+    clean_committed, worth, right = arrays.committed, arrays.worth, arrays.right
+    resolve_handles(standing.requests, handles, slots)
+    total = 0
+    total_verified = 0
+    longest = 0
+    for i in range(handles.shape[0]):
+        known[i] = slots[i] != UNKNOWN_SLOT
+        clean_verified[i] = max(0, min(drafted[i], verified[i]))
+        clean_accepted[i] = max(0, min(clean_verified[i], accepted[i]))
+        clean_committed[i] = max(0, committed[i])
+        total += clean_committed[i]
+        total_verified += clean_verified[i]
+        longest = max(longest, clean_verified[i])
+        worth[i] = clean_verified[i]
+        if is_trimmed and is_probe:
+            worth[i] = min(clean_verified[i], kept[i])
+        right[i] = min(clean_accepted[i], worth[i])
+    rows = Rows(slots, arrays.workloads, arrays.token_buckets)
+    drifts = learn_rows(
+        standing.ahead,
+        rows,
+        Verified(known, proposer, asked, drafted, worth, right, clean_committed),
+        matched,
+        arrays.offer_lengths,
+        arrays.draft_hazards if is_trimmed else arrays.hazards,
+        arrays.bins,
+        arrays.hazards,
+    )
+    if is_trimmed:
+        learn_rows(
+            standing.drafted,
+            rows,
+            Verified(
+                known, arrays.draft_models, clean_verified, clean_verified, clean_verified,
+                clean_accepted, clean_committed,
+            ),
+            arrays.unmatched,
+            arrays.offer_lengths,
+            arrays.draft_hazards,
+            arrays.draft_bins,
+            arrays.draft_hazards,
+        )  # fmt: skip
+    _sum_up_models(standing.ahead.lookup, arrays, proposer, drafted)
+    model = standing.cost
+    paid = tokens_to_pay(model.shape, model.captured, handles.shape[0], total_verified, longest)
+    return total, total_verified, paid, drifts
