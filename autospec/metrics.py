@@ -18,6 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from autospec.compiled import compiled_brief
 from autospec.errors import AutoSpecError, ConfigError
 from autospec.records import Mode
 
@@ -39,6 +40,31 @@ _EVENTS: dict[Event, tuple[str, str]] = {
 _NONE = "none"
 _MAX_REASONS = 32
 _COUNTS = ("drafted", "verified", "accepted")
+
+
+@compiled_brief
+def _count_tokens(
+    tokens: NDArray[np.int64],
+    by_workload: NDArray[np.int64],
+    proposer: NDArray[np.integer],
+    workload: NDArray[np.integer],
+    drafted: NDArray[np.integer],
+    verified: NDArray[np.integer],
+    accepted: NDArray[np.integer],
+    committed: NDArray[np.integer],
+) -> None:
+    """Add a step's rows [n] to ``tokens`` [count, p + 1, w] and ``by_workload`` [w]."""
+    for i in range(proposer.shape[0]):
+        p, w = proposer[i], workload[i]
+        if not (p < tokens.shape[1] and 0 <= w < tokens.shape[2]):
+            continue
+        if p < 0:
+            p = tokens.shape[1] - 1
+        tokens[0, p, w] += drafted[i]
+        tokens[1, p, w] += verified[i]
+        tokens[2, p, w] += accepted[i]
+        tokens[3, p, w] += 1
+        by_workload[w] += committed[i]
 
 
 class Histogram:
@@ -101,6 +127,8 @@ class Metrics(Collector):
         self._tokens = np.zeros(
             (len(_COUNTS) + 1, len(self._proposers), self._tokens.shape[2]), dtype=np.int64
         )
+        none = np.zeros(0, dtype=np.int16)  # compile it ahead of requests
+        self.add_tokens(none, none.astype(np.int32), none, none, none, none)
 
     def name_workload(self, index: int, label: str) -> None:
         """Name workload ``index``; make room for it. Cheap to repeat."""
@@ -125,13 +153,16 @@ class Metrics(Collector):
         committed: NDArray[np.integer],  # [n]
     ) -> None:
         """Count a step's tokens, and one request-step for each row."""
-        proposers, workloads = self._tokens.shape[1:]
-        row = np.where(proposer < 0, proposers - 1, proposer) * workloads + workload
-        cells = proposers * workloads
-        for plane, values in enumerate((drafted, verified, accepted)):
-            self._tokens[plane] += _sums(row, values, cells).reshape(proposers, workloads)
-        self._tokens[-1] += np.bincount(row, minlength=cells).reshape(proposers, workloads)
-        self._committed += _sums(workload, committed, workloads)
+        _count_tokens(
+            self._tokens,
+            self._committed,
+            proposer,
+            workload,
+            drafted,
+            verified,
+            accepted,
+            committed,
+        )
 
     def add_step(self, mode: Mode, step_seconds: float | None, decision_seconds: float) -> None:
         """Count a step; ``step_seconds`` is None when the engine's figure was unusable."""
@@ -226,12 +257,6 @@ class Metrics(Collector):
         for row, column, names in cells:
             steps.add_metric(names, int(tokens[-1, row, column]))
         yield steps
-
-
-def _sums(
-    index: NDArray[np.integer], values: NDArray[np.integer], length: int
-) -> NDArray[np.int64]:
-    return np.bincount(index, weights=values, minlength=length).astype(np.int64)
 
 
 def _add_reason(counts: dict[str, int], reason: str) -> None:
