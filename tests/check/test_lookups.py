@@ -15,7 +15,7 @@ from autospec.check.lookups import (
     walk,
 )
 from autospec.check.step_time import FileTime, MeasuredTime, ReadingTime
-from autospec.cost_file import CostFile, LookupSeconds, StepSeconds
+from autospec.cost_file import CostFile, LookupSeconds, ModelSeconds, StepSeconds
 from autospec.fixed_arms import replay_fixed
 from autospec.hindsight import replay_plain
 from tests.check.requests import copying, fresh
@@ -26,6 +26,8 @@ COST = CostFile(
     proposers={
         "ngram": LookupSeconds(kind="lookup", step_fraction=0.01, max_k=16),
         "suffix": LookupSeconds(kind="lookup", step_fraction=0.02, max_k=16),
+        # With a model in the file its lookups draft from two tokens on, as those of check do.
+        "model": ModelSeconds(kind="sequential", per_depth_seconds=0.001),
     },
 )
 TIME = FileTime(COST, "made")
