@@ -109,6 +109,7 @@ class Controller:
         self._metrics = metrics
         self._journal = journal
         self._most = _usable(settings, self.proposers)
+        self._allowed = self._most > 0
         if profile is None and settings.profile.path is not None:
             profile = warm_start(
                 settings.profile.path, self.identity, acceptance.LAYOUT, cost.LAYOUT
@@ -217,7 +218,7 @@ class Controller:
 
     def wants_offers(self) -> NDArray[np.bool_]:
         """Which lookups should draft before the next plan [p]."""
-        return self.policy.wants_offers() & (self._most > 0)
+        return self.policy.wants_offers() & self._allowed
 
     def plan(self, batch: BatchState) -> Plan:
         """Decide the next step. Plain decoding if anything is wrong."""
