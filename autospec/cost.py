@@ -499,19 +499,10 @@ class StepCost:
         tokens = paid_tokens(self.engine.shape, self.captured, requests, 0, 0)
         return self.verify_seconds(tokens, requests, context_tokens, speculating=False)
 
-    def base_seconds(self, requests: int, context_tokens: int) -> float:
-        """The part of a step that does not depend on how many tokens are verified."""
-        return forward_seconds(self.beta, 0.0, requests, context_tokens, False, KNOTS)
-
     @property
     def draft_coefficients(self) -> Float64Array:
         """[p, 4]: seconds per step in use, per depth, per drafted and per caught-up token."""
         return self.arrays.draft
-
-    @property
-    def speculating_seconds(self) -> float:
-        """What any draft adds to a target forward, its tokens apart."""
-        return float(self.beta[SPECULATING])
 
     def predict(self, load: StepLoad) -> float:
         """Predicted seconds of a whole step, drafting included."""

@@ -55,7 +55,6 @@ class Nothing:
         p, k = self._shape
         self.lengths: Int16Array = np.zeros((p, n), dtype=np.int16)
         self.confidence: Float32Array = np.zeros((p, n, k), dtype=np.float32)
-        self.matched: Int16Array = np.full((p, n), -1, dtype=np.int16)
         self.last_tokens: Int32Array = np.zeros(n, dtype=np.int32)
         self.room: Int16Array = np.full(n, np.iinfo(np.int16).max, dtype=np.int16)
         self.behind: Float64Array = np.zeros(n)

@@ -47,7 +47,6 @@ def warm_up(
         learned.cost.observe(load, 1.0, None)
         learned.cost.observe(load, 1.0, np.zeros(p))
         learned.cost.predict(load)
-    learned.cost.base_seconds(n, 1)
     _, context, plain_seconds = look_ahead(
         record.reference, handles, nothing.last_tokens,
         nothing.last_tokens, nothing.room, np.ones(p, dtype=np.int16), nothing.lengths,
