@@ -17,30 +17,27 @@ from autospec.bench import load_model
 from autospec.config import Settings
 from autospec.cost import StepCost
 from autospec.engine.request import GenerationRequest
-from autospec.profile import Profile, Statistics, merge
+from autospec.profile import Profile, Statistics
 from autospec.prompts import Prompt, read_prompts
 from autospec.proposers.settings import untuned_lookups
 from autospec.records import Float32Array, ProposerInfo
 from autospec.trace import TraceRequest
+from autospec.tune.by_serving import tune_by_serving
 from autospec.tune.embedded import Course, Models, model_settings, record_all, requests_of
 from autospec.tune.final import PLAIN, UNTUNED, Verdict
 from autospec.tune.meter import Meter
-from autospec.tune.on_traces import finish
 from autospec.tune.outcome import make_tuning
 from autospec.tune.rates import measure_rates
 from autospec.tune.recorded import read_recorded, write_recorded
-from autospec.tune.state import State, save_state, state_path, trace_path
+from autospec.tune.state import State
 from autospec.tune.surface import design, fit, time_design
 from autospec.tune.traced import Bed
 from autospec.tune.tuner import (
     Data,
     Setting,
     TuneOptions,
-    Tuner,
     begin,
-    chosen_setting,
     digest_of,
-    first_points,
     split,
 )
 from autospec.tuned import ProposerSettings
@@ -66,38 +63,18 @@ def tune_on_engine(
             draft = load_model(options.draft, options.dtype, options.device, console)
         models = Models(target, draft, options.heads)
         requests = requests_of(prompts, models, options.prompts, options.max_tokens)
-        with Meter(console, budget) as meter:
-            try:
-                meter.show("timing the step-cost surface")
-                data, step = _measure(options, policy, models, requests, digest, state, meter)
-                tuner = Tuner(options, data, state, budget, meter)
-                tuner.save()
-                meter.show("learning from the requests")
-                base = replace(tuner.learn_first(), cost={"step": step})
-                tuner.warm = base
-                tuner.search(first_points(tuner.space, older))
-                arms = tuner.finalists()
-                held_out = {request.id for request in data.held_out}
-                course = _course(
-                    options, data, policy, models, base, arms,
-                    [prompt for prompt in prompts if prompt.id in held_out],
-                )  # fmt: skip
-                verdict = tuner.run_final(course)
-                meter.show("serving with what was chosen")
-                chosen = chosen_setting(verdict, arms)
-                learned = tuner.serve_all(chosen.proposers, chosen.caps, options.loads)
-            except KeyboardInterrupt:
-                state.spent = budget.spent
-                save_state(state_path(options.out), state)
-                console.print("interrupted: the same command goes on from here", markup=False)
-                return 1
-    profile = replace(learned, cost={"step": step})
-    served = course.learned.get(verdict.arm)
-    if served is not None:
-        profile = merge(profile, served)
-    finish(options, tuner, data, chosen, verdict, profile, console)
-    trace_path(options.out).unlink(missing_ok=True)
-    return 0
+
+        def measure(meter: Meter) -> tuple[Data, Statistics]:
+            return _measure(options, policy, models, requests, digest, state, meter)
+
+        def final_of(data: Data, base: Profile, arms: Mapping[str, Setting]) -> Course:
+            held_out = {request.id for request in data.held_out}
+            return _course(
+                options, data, policy, models, base, arms,
+                [prompt for prompt in prompts if prompt.id in held_out],
+            )  # fmt: skip
+
+        return tune_by_serving(options, state, budget, older, console, measure, final_of)
 
 
 def _measure(
@@ -110,6 +87,7 @@ def _measure(
     meter: Meter,
 ) -> tuple[Data, Statistics]:
     """The step-cost surface and the recorded requests, or what an earlier run had of them."""
+    meter.show("timing the step-cost surface")
     proposers = models.proposers()
     lookups = untuned_lookups(beside_model=bool(proposers))
     infos = (

@@ -30,22 +30,19 @@ from autospec.profile import Profile, Statistics, merge
 from autospec.prompts import Prompt, read_prompts
 from autospec.records import EngineInfo, ProposerInfo
 from autospec.trace import TraceRequest
+from autospec.tune.by_serving import tune_by_serving
 from autospec.tune.final import PLAIN, UNTUNED, Verdict
 from autospec.tune.meter import Meter
-from autospec.tune.on_traces import finish
 from autospec.tune.outcome import make_tuning
 from autospec.tune.recorded import read_recorded, write_recorded
-from autospec.tune.state import State, save_state, state_path, trace_path
+from autospec.tune.state import State
 from autospec.tune.traced import Bed, interleaved
 from autospec.tune.tuner import (
     Data,
     Setting,
     TuneOptions,
-    Tuner,
     begin,
-    chosen_setting,
     digest_of,
-    first_points,
     split,
 )
 from autospec.tune.vllm_engine import Answers, Call, VllmEngine
@@ -109,34 +106,15 @@ def tune_served(
     assert options.prompts is not None
     digest = digest_of([options.prompts])
     state, budget = begin(options, digest)
-    with Meter(console, budget) as meter:
-        try:
-            data, step = _measure(options, policy, engine, calls, digest, state, meter, scratch)
-            tuner = Tuner(options, data, state, budget, meter)
-            tuner.save()
-            meter.show("learning from the requests")
-            base = replace(tuner.learn_first(), cost={"step": step})
-            tuner.warm = base
-            tuner.search(first_points(tuner.space, older))
-            arms = tuner.finalists()
-            held_out = [calls[request.id] for request in data.held_out]
-            final = ServedFinal(engine, held_out, options, _profiles(options, data, base, arms))
-            verdict = tuner.run_final(final)
-            meter.show("serving with what was chosen")
-            chosen = chosen_setting(verdict, arms)
-            learned = tuner.serve_all(chosen.proposers, chosen.caps, options.loads)
-        except KeyboardInterrupt:
-            state.spent = budget.spent
-            save_state(state_path(options.out), state)
-            console.print("interrupted: the same command goes on from here", markup=False)
-            return 1
-    profile = replace(learned, cost={"step": step})
-    served = final.learned.get(verdict.arm)
-    if served is not None:
-        profile = merge(profile, served)
-    finish(options, tuner, data, chosen, verdict, profile, console)
-    trace_path(options.out).unlink(missing_ok=True)
-    return 0
+
+    def measure(meter: Meter) -> tuple[Data, Statistics]:
+        return _measure(options, policy, engine, calls, digest, state, meter, scratch)
+
+    def final_of(data: Data, base: Profile, arms: Mapping[str, Setting]) -> ServedFinal:
+        held_out = [calls[request.id] for request in data.held_out]
+        return ServedFinal(engine, held_out, options, _profiles(options, data, base, arms))
+
+    return tune_by_serving(options, state, budget, older, console, measure, final_of)
 
 
 def tokenizer_of(target: Path) -> Any:
