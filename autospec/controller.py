@@ -349,7 +349,7 @@ class Controller:
         decision, mode = self._decide(record.view, record.octave)
         record.arm = decision.arm
         proposer, k = np.empty(n, dtype=np.int16), np.empty(n, dtype=np.int16)
-        expected, verified, _, switches, predicted = bound_decision(
+        expected, verified, switches, predicted = bound_decision(
             record.reference, decision.proposer, decision.k, record.context_tokens, proposer, k,
         )  # fmt: skip
         if verified == 0 and mode == "speculate":

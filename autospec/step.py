@@ -265,11 +265,11 @@ def bound_decision(
     context_tokens: int,
     bounded_proposer: Int16Array,
     bounded_k: Int16Array,
-) -> tuple[float, int, int, int, float]:
+) -> tuple[float, int, int, float]:
     """Force a decision into its limits and sum it up.
 
-    Returns (expected committed tokens, tokens to verify, longest k, switches of proposer since the
-    requests' last steps, predicted seconds).
+    Returns (expected committed tokens, tokens to verify, switches of proposer since the requests'
+    last steps, predicted seconds).
     """
     arrays, standing = step.arrays, step.standing
     last_proposer, model = standing.requests.last_proposer, standing.cost
@@ -310,7 +310,7 @@ def bound_decision(
     ) + drafting_seconds(
         model.beta, model.models, arrays.depth, arrays.draft_tokens, arrays.catch_up
     )
-    return expected, verified, longest, switches, seconds
+    return expected, verified, switches, seconds
 
 
 @compiled_brief
