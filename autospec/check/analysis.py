@@ -9,7 +9,6 @@ import numpy as np
 
 from autospec.check.lookups import (
     LOADS,
-    PAYS,
     Acceptance,
     Crossover,
     Speedup,
@@ -90,8 +89,7 @@ def find(
     paying = [
         each
         for each in found
-        if each.cautious >= PAYS
-        and (cross is None or cross.off_from is None or each.running < cross.off_from)
+        if each.pays and (cross is None or cross.off_from is None or each.running < cross.off_from)
     ]
     verdict = decide(
         Evidence(
@@ -168,7 +166,7 @@ def _best_workload(workloads: Sequence[WorkloadFacts], running: int) -> tuple[st
             (each.name, one)
             for each in workloads
             for one in each.speedups
-            if one.running == load and one.cautious >= PAYS
+            if one.running == load and one.pays
         ]
         if found:
             return max(found, key=lambda each: each[1].speedup)

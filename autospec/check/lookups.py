@@ -24,9 +24,6 @@ from autospec.trace import TraceRequest
 
 KS = (1, 2, 3, 4, 6, 8, 12, 16)
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-PAYS = 1.1
-"""A smaller speedup is not worth it: drafting also costs what cannot be seen from outside."""
-
 MOST_LOAD = 512
 
 _LOOKUPS = ("ngram", "suffix")
@@ -86,8 +83,8 @@ class Speedup:
     """The best choice at a number of running requests, over plain decoding.
 
     ``low`` and ``high`` are the 90 % interval over the requests (bootstrap), ``cautious`` the lower
-    quartile, by which it was chosen. All are at the dearer price of a verified token, where two are
-    known; ``at_best`` is at the cheaper one.
+    quartile, by which it was chosen and by which it ``pays`` or not. All are at the dearer price of
+    a verified token, where two are known; ``at_best`` is at the cheaper one.
     """
 
     running: int
@@ -97,6 +94,7 @@ class Speedup:
     low: float
     high: float
     cautious: float
+    pays: bool
     at_best: float | None = None
 
 
@@ -246,6 +244,7 @@ def speedups(
                 low,
                 high,
                 cautious,
+                cautious >= time.least_gain,
                 None
                 if best_time is None
                 else _ratio(brought, tokens, verified, running, best_time),
@@ -305,6 +304,6 @@ def crossover(walks: Sequence[Walks], time: StepTime) -> Crossover:
         chosen = _best_choice(every, running, time)
         if chosen is None:
             return Crossover(None, running - 1)
-        if chosen[2] < PAYS:
+        if chosen[2] < time.least_gain:
             return Crossover(running, running)
     return Crossover(None, MOST_LOAD)

@@ -22,6 +22,12 @@ from autospec.records import EngineInfo, ProposerInfo
 _TRUST = 1.5
 """How far beyond the measured tokens of a step its time is still said."""
 
+_UNSEEN = 1.1
+"""Least speedup worth having where step times hold nothing of what speculating itself costs."""
+
+_SEEN = 1.03
+"""The same where they were learned from steps that speculated: more than their error."""
+
 _LEAST_GAPS = 3
 _QUARTILE = 25.0
 
@@ -32,7 +38,8 @@ class StepTime(Protocol):
     ``context_tokens`` are those of one request. ``most_running`` and ``most_tokens`` bound the
     requests and the tokens of a step that anything is known about. ``lookup_share`` is what a
     lookup adds to a step, None where it is not known. ``at_best`` is the same where ``seconds`` is
-    the dearer of two prices and the other may be right, else None.
+    the dearer of two prices and the other may be right, else None. A speedup below ``least_gain``
+    is not worth having: by so much ``seconds`` may leave out what drafting costs.
     """
 
     @property
@@ -43,6 +50,8 @@ class StepTime(Protocol):
     def most_tokens(self) -> float: ...
     @property
     def at_best(self) -> StepTime | None: ...
+    @property
+    def least_gain(self) -> float: ...
     def seconds(self, running: float, drafted: float, context_tokens: float) -> float: ...
     def lookup_share(self, proposer: str) -> float | None: ...
 
@@ -115,6 +124,11 @@ class MeasuredTime:
         """With the cheaper price."""
         return None if self.reading is None else replace(self, is_best=True)
 
+    @property
+    def least_gain(self) -> float:
+        """Preparing and sampling longer steps cannot be seen from outside."""
+        return _UNSEEN
+
     def seconds(self, running: float, drafted: float, context_tokens: float) -> float:
         """Never shorter with more tokens; beyond the last point as between the last two."""
         extra = running * drafted
@@ -163,6 +177,11 @@ class FileTime:
         """It says one price."""
         return None
 
+    @property
+    def least_gain(self) -> float:
+        """Cost files price tokens, not what speculating adds to a step."""
+        return _UNSEEN
+
     def seconds(self, running: float, drafted: float, context_tokens: float) -> float:
         """By the rule of its shape."""
         step = self.cost.step
@@ -208,6 +227,11 @@ class ProfileTime:
     def at_best(self) -> None:
         """Both prices were learned."""
         return None
+
+    @property
+    def least_gain(self) -> float:
+        """Steps with drafts were learned as they were."""
+        return _SEEN
 
     def seconds(self, running: float, drafted: float, context_tokens: float) -> float:
         """As the controller would predict it; lookups are in it."""
@@ -273,6 +297,11 @@ class RooflineTime:
     def at_best(self) -> None:
         """It knows one price."""
         return None
+
+    @property
+    def least_gain(self) -> float:
+        """A data sheet knows of no overhead."""
+        return _UNSEEN
 
     def seconds(self, running: float, drafted: float, context_tokens: float) -> float:
         """max(bytes / bandwidth, 2 x parameters x tokens / peak)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from autospec.check.lookups import PAYS, Acceptance, Crossover, Speedup
+from autospec.check.lookups import Acceptance, Crossover, Speedup
 from autospec.check.samples import Shares
 
 Kind = Literal["candidate", "off-above", "not-yet-prefill", "not-yet-queue", "no", "unknown"]
@@ -168,7 +168,7 @@ def _candidate(evidence: Evidence, crossover: Crossover, drafts: str, queue: flo
         where = f"below {_requests(off_from)}"
     else:
         where = f"up to at least {_requests(crossover.known_to)}"
-    seen = [each for each in (low, high) if each is not None and each.cautious >= PAYS] or [chosen]
+    seen = [each for each in (low, high) if each is not None and each.pays] or [chosen]
     least, most = min(each.low for each in seen), max(each.high for each in seen)
     expected = f"{least:.1f}-{most:.1f}x" if f"{least:.1f}" != f"{most:.1f}" else f"{most:.1f}x"
     shares = evidence.shares_low

@@ -116,6 +116,17 @@ def speedup_of(
     return found.tokens_per_step * time.seconds(running, 0.0, 0.0) / step
 
 
+def test_a_speedup_pays_above_what_its_step_times_leave_out() -> None:
+    walks = walk([*copying(2), *fresh(6)])
+    ladder = MeasuredTime((1, 16, 64), (0.03, 0.033, 0.12))
+    found = speedups(walks, ladder, range(1, 65))
+    assert [each.pays for each in found] == [each.cautious >= 1.1 for each in found]
+    paying = [each.running for each in found if each.pays]
+    assert 1 in paying
+    assert len(paying) < len(found)
+    assert crossover(walks, ladder).off_from == min({each.running for each in found} - {*paying})
+
+
 def test_nothing_is_said_beyond_what_was_measured() -> None:
     walks = walk(copying(4))
     time = MeasuredTime((1, 2, 4), (0.03, 0.031, 0.033))

@@ -146,6 +146,7 @@ def test_a_profile_tells_the_steps_it_has_seen() -> None:
     assert time.seconds(1, 0.0, 100.0) == pytest.approx(0.022, rel=0.05)
     assert time.seconds(4, 2.0, 100.0) == pytest.approx(0.044, rel=0.05)
     assert time.most_tokens == 32.0
+    assert 1.0 < time.least_gain < MeasuredTime((1,), (0.022,)).least_gain  # it holds all costs
     empty = Profile(
         profile.identity, profile.acceptance_layout, profile.cost_layout, {}, {}, (), 0.0
     )

@@ -18,9 +18,9 @@ CANDIDATE = Evidence(
     running_high=6.0,
     best_acceptance=Acceptance("suffix", 8, 3.0, 4.0),
     crossover=Crossover(12, 12),
-    at_low=Speedup(1, "suffix", 8, 1.7, 1.5, 1.8, 1.6),
-    at_high=Speedup(6, "suffix", 4, 1.5, 1.4, 1.6, 1.45),
-    at_one=Speedup(1, "suffix", 8, 1.7, 1.5, 1.8, 1.6),
+    at_low=Speedup(1, "suffix", 8, 1.7, 1.5, 1.8, 1.6, True),
+    at_high=Speedup(6, "suffix", 4, 1.5, 1.4, 1.6, 1.45, True),
+    at_one=Speedup(1, "suffix", 8, 1.7, 1.5, 1.8, 1.6, True),
     largest_k=8,
 )
 
@@ -46,7 +46,7 @@ def test_where_it_always_paid_it_says_how_far_that_is_known() -> None:
 
 
 def test_the_workload_that_gains_most_is_named() -> None:
-    edits = ("edits", Speedup(16, "suffix", 2, 1.3, 1.2, 1.4, 1.25))
+    edits = ("edits", Speedup(16, "suffix", 2, 1.3, 1.2, 1.4, 1.25, True))
     verdict = decide(replace(CANDIDATE, running_low=15.0, best_workload=edits))
     assert verdict.kind == "off-above"
     assert (
@@ -60,7 +60,7 @@ def test_a_load_that_does_not_pay_does_not_spoil_what_is_expected_below() -> Non
         replace(
             CANDIDATE,
             running_high=20.0,
-            at_high=Speedup(20, "suffix", 1, 0.9, 0.85, 0.95, 0.88),
+            at_high=Speedup(20, "suffix", 1, 0.9, 0.85, 0.95, 0.88, False),
         )
     )
     assert verdict.kind == "candidate"
@@ -86,7 +86,7 @@ def test_off_above_the_crossover() -> None:
             shares_high=Shares(0.8, 0.02, 0.18),
             running_low=15.6,
             running_high=16.0,
-            at_low=Speedup(16, "suffix", 2, 1.05, 0.9, 1.2, 1.01),
+            at_low=Speedup(16, "suffix", 2, 1.05, 0.9, 1.2, 1.01, False),
         )
     )
     assert verdict.kind == "off-above"
@@ -115,7 +115,7 @@ def test_without_anything_to_copy_it_is_no() -> None:
         crossover=Crossover(1, 1),
         at_low=None,
         at_high=None,
-        at_one=Speedup(1, "ngram", 2, 1.01, 1.0, 1.02, 1.0),
+        at_one=Speedup(1, "ngram", 2, 1.01, 1.0, 1.02, 1.0, False),
         largest_k=0,
     )
     verdict = decide(nothing)

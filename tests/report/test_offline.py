@@ -27,7 +27,9 @@ from tests.export.made_profiles import rates, served_profile, tuned_profile
 def check_document() -> dict[str, Any]:
     """A check of a log with two workloads, as ``autospec check --json`` writes it."""
     speedups = tuple(
-        Speedup(running, "suffix", k, ratio, 0.9 * ratio, 1.1 * ratio, 0.97 * ratio)
+        Speedup(
+            running, "suffix", k, ratio, 0.9 * ratio, 1.1 * ratio, 0.97 * ratio, 0.97 * ratio >= 1.1
+        )
         for running, k, ratio in ((1, 8, 2.0), (8, 4, 1.4), (64, 0, 1.0))
     )
     seconds = Percentiles(0.1, 0.2, 0.3)
