@@ -25,7 +25,7 @@ from autospec.arrays import (
     clipped_int16,
 )
 from autospec.config import Settings
-from autospec.cost import StepLoad
+from autospec.cost import DEPTH, StepLoad
 from autospec.errors import ConfigError
 from autospec.estimators import Estimators
 from autospec.guard import Guard
@@ -72,6 +72,7 @@ MOST_K = 64
 
 _SPEEDUP_WINDOW_STEPS = 1024
 _PROBE_K = 3
+_PROBE_SHARE = 0.5  # of a plain step that a probe's drafting may take beyond its first token
 _PROBE_PARALLEL_K = 8
 _PROBE_REQUESTS = 8
 
@@ -358,7 +359,14 @@ class Controller:
         drafting = [m for m in self.cost.models if depth[m]]
         record.has_models = bool(drafting)
         if self._probes is not None and n > 0:
-            self._probes.note(n, drafting if verified else [PLAIN], mode == "probe")
+            price = 0.0
+            if mode == "probe" and drafting and record.plain_seconds > 0.0:
+                arrays = record.arrays
+                price = (
+                    self.cost.drafting_seconds(arrays.depth, arrays.draft_tokens, arrays.catch_up)
+                    / record.plain_seconds
+                )
+            self._probes.note(n, drafting if verified else [PLAIN], mode == "probe", price)
         seconds = None
         if record.plain_seconds > 0.0:
             seconds = predicted
@@ -405,10 +413,16 @@ class Controller:
         proposer, k = decision.proposer.copy(), decision.k.copy()
         proposer[rows] = model
         if self.proposers[model].kind == "sequential":
-            k[rows] = self.policy.rng.integers(1, _PROBE_K + 1)  # to tell what a depth costs
+            k[rows] = self.policy.rng.integers(1, self._probe_depth(view, model) + 1)
         else:
             k[rows] = np.minimum(view.limits[model, rows], _PROBE_PARALLEL_K)
         return Decision(proposer, k)
+
+    def _probe_depth(self, view: View, model: int) -> int:
+        """The most that a probe may draft, to tell what a depth costs; a dear model drafts less."""
+        depth_seconds = float(self.cost.draft_coefficients[model, DEPTH])
+        most = _PROBE_SHARE * view.plain_seconds
+        return _PROBE_K if _PROBE_K * depth_seconds <= most else max(1, int(most / depth_seconds))
 
     def _view(
         self,

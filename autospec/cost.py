@@ -48,6 +48,9 @@ _MEMORY_STEPS = 512.0
 _OUTLIER = 4.0  # in units of the running relative error
 _SETTLED_STEPS = 8.0  # before any time can be called an outlier
 _SURPRISE = 4.5  # the running sum of outliers' signs; 5 would be outliers for ever
+_GROSS = 2.0  # factor on the time of drafting that makes a gross outlier, which
+_DEARER = 3.0  # counts as so many others: two in close succession are a surprise;
+_CHEAPER = 5.0  # one is: drafting is at times held up, but never done sooner than it can be
 _LEAST_ERROR = 0.01
 _MOST_ERROR = 0.2
 _FORGET_KEEP = 0.002
@@ -269,13 +272,15 @@ def _verify_features(
 @compiled_brief
 def _learn(
     model: CostArrays, seconds: float, cell: int, first_cell: int, last_cell: int,
-    health: Float64Array,
+    health: Float64Array, is_drafting: bool,
 ) -> bool:  # fmt: skip
     """One equation ``x . beta = seconds``, its error relative to what was measured or expected.
 
     An outlier's weight is clipped, unless outliers keep coming: then the old statistics are what is
     wrong, those of the cell, or of all cells from ``first_cell`` to ``last_cell``; they are
     dropped, and True is returned in the latter case. ``health`` [3] is that of these cells.
+    Of drafting, one or two gross outliers suffice: a model that became dear is paid for in full
+    until that is believed. What was known of it is scaled, its parts mostly change together.
     """
     x, beta, doubt = model.x, model.beta, model.doubt
     predicted = 0.0
@@ -289,6 +294,10 @@ def _learn(
     doubt[cell] *= 0.8
     if abs(error) > limit:
         sign = 1.0 if error > 0.0 else -1.0
+        if is_drafting and seconds > _GROSS * predicted:
+            sign *= _DEARER
+        elif is_drafting and predicted > _GROSS * seconds:
+            sign *= _CHEAPER
         health[1] += sign
         doubt[cell] += sign
         if health[2] >= _SETTLED_STEPS:
@@ -296,10 +305,12 @@ def _learn(
         surprised = abs(health[1]) > model.most_surprise
         if surprised or abs(doubt[cell]) > model.most_surprise:
             # Old times weigh 1 / seconds squared: were they shorter, they must not drown the new.
-            kept = _FORGET_KEEP * min(1.0, (predicted / seconds) ** 2)
+            change = predicted / seconds
+            kept = _FORGET_KEEP * (change**2 if is_drafting else min(1.0, change**2))
+            scale = 1.0 / change if is_drafting else 1.0
             for c in range(first_cell, last_cell):
                 if surprised or c == cell:
-                    _forget(model, c, kept)
+                    _forget(model, c, kept, scale)
             health[0] = _NOISE
             health[1] = 0.0
             if surprised:
@@ -321,11 +332,11 @@ def _learn(
 
 
 @compiled_brief
-def _forget(model: CostArrays, cell: int, kept: float) -> None:
-    """Keep that share of what a cell has seen."""
+def _forget(model: CostArrays, cell: int, kept: float, scale: float) -> None:
+    """Keep that share of what a cell has seen, all times of it multiplied by ``scale``."""
     for i in range(model.x.shape[0]):
-        model.moment[i] -= (1.0 - kept) * model.cell_moment[cell, i]
-        model.cell_moment[cell, i] *= kept
+        model.moment[i] -= (1.0 - kept * scale) * model.cell_moment[cell, i]
+        model.cell_moment[cell, i] *= kept * scale
         for j in range(model.x.shape[0]):
             model.gram[i, j] -= (1.0 - kept) * model.cell_gram[cell, i, j]
             model.cell_gram[cell, i, j] *= kept
@@ -384,7 +395,7 @@ def _learn_step(
                 )
     surprised = False
     if verifying > LEAST_SECONDS:
-        surprised = _learn(model, verifying, cell, 0, 2 * NUM_OCTAVES, model.health[0])
+        surprised = _learn(model, verifying, cell, 0, 2 * NUM_OCTAVES, model.health[0], False)
     if is_told_apart:
         for m in range(models.shape[0]):
             p = models[m]
@@ -394,7 +405,7 @@ def _learn_step(
                     NUM_VERIFY + NUM_DRAFT * m, depth[p], draft_tokens[p], catch_up_tokens[p], x
                 )
                 own = 2 * NUM_OCTAVES + m
-                _learn(model, draft_seconds[p], own, own, own + 1, model.health[1 + m])
+                _learn(model, draft_seconds[p], own, own, own + 1, model.health[1 + m], True)
     _copy_draft_coefficients(model.beta, models, model.draft)
     return surprised
 
@@ -508,8 +519,14 @@ class StepCost:
         """Predicted seconds of a whole step, drafting included."""
         return forward_seconds(
             self.beta, load.tokens, load.requests, load.context_tokens, load.speculating, KNOTS
-        ) + drafting_seconds(
-            self.beta, self.arrays.models, load.depth, load.draft_tokens, load.catch_up_tokens
+        ) + self.drafting_seconds(load.depth, load.draft_tokens, load.catch_up_tokens)
+
+    def drafting_seconds(
+        self, depth: Float64Array, draft_tokens: Float64Array, catch_up_tokens: Float64Array
+    ) -> float:
+        """Predicted seconds of a step's drafting, all models together; each [p]."""
+        return float(
+            drafting_seconds(self.beta, self.arrays.models, depth, draft_tokens, catch_up_tokens)
         )
 
     def trusted_tokens(self, requests: int) -> float:

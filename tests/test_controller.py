@@ -163,6 +163,35 @@ def test_drafts_that_become_bad_are_noticed() -> None:
         assert engine.share_off(30) > 0.8
 
 
+def test_a_model_that_becomes_dear_is_dropped_and_one_that_becomes_cheap_taken_up_again() -> None:
+    drafter = model(hazard=0.8, depth_seconds=0.001)
+    engine = serve([drafter], requests=4, reports_drafting=True)
+    engine.run(300)
+    drafter.depth_seconds = 0.05
+    engine.run(600)
+    dear = [plan for plan in engine.plans[300:] if plan.k.any()]
+    assert sum(plan.mode == "speculate" for plan in dear) <= 2
+    probes = [plan for plan in dear if plan.mode == "probe"]
+    assert len(probes) <= 4  # a normal one has five by then
+    assert all(plan.k.max() == 1 for plan in probes)
+    drafter.depth_seconds = 0.001
+    engine.run(1200)
+    used = [plan.mode == "speculate" and bool(plan.k.any()) for plan in engine.plans[900:]]
+    assert np.mean(used[used.index(True) :]) > 0.9
+
+
+def test_one_slow_draft_changes_nothing() -> None:
+    drafter = model(hazard=0.8, depth_seconds=0.001)
+    engine = serve([drafter], requests=4, reports_drafting=True)
+    engine.run(300)
+    drafter.depth_seconds = 0.05
+    engine.run(1)
+    drafter.depth_seconds = 0.001
+    engine.run(100)
+    used = [bool(plan.k.any()) for plan in engine.plans[301:] if plan.mode == "speculate"]
+    assert np.mean(used) > 0.95
+
+
 def test_a_machine_that_becomes_slow_per_token_is_noticed() -> None:
     engine = serve([lookup(hazard=0.6)], requests=8)
     engine.run(1000)

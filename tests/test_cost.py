@@ -112,6 +112,39 @@ def test_recovers_what_a_model_costs() -> None:
     assert not cost.draft_coefficients[0].any()  # a lookup
 
 
+def draft(cost: StepCost, depth: int, drafting: float) -> None:
+    """Observe a step of one request in which the second proposer took so long to draft."""
+    step = load(1, depth, depth=depth, drafted=depth, proposers=2)
+    cost.observe(step, linear(step) + drafting, np.array([0.0, drafting]))
+
+
+def drafting_at(cost: StepCost, depth: int) -> float:
+    step = load(1, depth, depth=depth, drafted=depth, proposers=2)
+    return cost.drafting_seconds(step.depth, step.draft_tokens, step.catch_up_tokens)
+
+
+@pytest.mark.parametrize("factor", [10.0, 0.1])
+def test_a_models_new_price_is_believed_at_once_at_every_depth(factor: float) -> None:
+    cost = make_cost(LOOKUP, DRAFT)
+    for step in range(400):
+        draft(cost, 1 + step % 4, 0.002 * (1 + step % 4))
+    for _ in range(2 if factor > 1.0 else 1):
+        draft(cost, 3, factor * 0.006)
+    for depth in (1, 2, 3, 4):
+        assert drafting_at(cost, depth) == pytest.approx(factor * 0.002 * depth, rel=0.35)
+
+
+def test_one_slow_draft_is_not_believed() -> None:
+    cost = make_cost(LOOKUP, DRAFT)
+    for step in range(400):
+        draft(cost, 1 + step % 4, 0.002 * (1 + step % 4))
+    for _ in range(20):
+        draft(cost, 3, 0.06)
+        assert drafting_at(cost, 3) == pytest.approx(0.006, rel=0.1)
+        for step in range(20):
+            draft(cost, 1 + step % 4, 0.002 * (1 + step % 4))
+
+
 def test_catching_up_is_charged() -> None:
     rng = np.random.default_rng(1)
     cost = make_cost(DRAFT)

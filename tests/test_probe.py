@@ -30,6 +30,19 @@ def test_an_idle_model_is_tried_ever_more_seldom() -> None:
     assert gaps(tried)[:5] == [9, 17, 33, 65, 65]
 
 
+def test_a_dear_model_is_tried_as_seldom_as_its_price_says() -> None:
+    clocks = ProbeClocks([MODEL], 4, 2.0, 10_000)
+    tried = []
+    for step in range(2000):
+        probe = clocks.due(1, [MODEL]) == MODEL
+        if probe:
+            tried.append(step)
+        clocks.note(1, [MODEL] if probe else [PLAIN], probe, 2.0 if probe else 0.0)
+        if step == 1500:
+            clocks.restart()  # looking again soon is still dear
+    assert tried == [4, 205, 606, 1407, 1608]
+
+
 def test_plain_is_tried_while_everybody_speculates() -> None:
     clocks = ProbeClocks([MODEL], 4, 2.0, 64)
     tried = run(clocks, 600, [MODEL])
