@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -370,6 +371,13 @@ def test_the_engine_alone_computes_with_many_threads() -> None:
         assert threads == before
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
+
+
+def test_no_token_waits_for_the_one_before_to_be_acknowledged() -> None:
+    with listen("127.0.0.1", 0) as port, socket.create_connection(port.getsockname()):
+        connection, _ = port.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_taken_port_is_named() -> None:
