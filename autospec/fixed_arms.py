@@ -22,7 +22,7 @@ from autospec.policy.static import StaticOptions
 from autospec.proposers.base import Drafts, History
 from autospec.proposers.settings import make_lookup
 from autospec.records import Float32Array, Int16Array, Int32Array, Shape
-from autospec.replay import untuned
+from autospec.replay_engine import untuned
 from autospec.trace import TraceRequest
 from autospec.tuned import ProposerSettings
 

@@ -25,7 +25,8 @@ from autospec.records import (
     Request,
     StepResult,
 )
-from autospec.replay import Progress, ReplayEngine, ReplayResult, make_engine, run_closed
+from autospec.replay import Progress, ReplayResult, make_engine, run_closed
+from autospec.replay_engine import ReplayEngine
 from autospec.trace import TraceRequest
 
 CLAIRVOYANT_ROUNDS = 8

@@ -31,7 +31,6 @@ from autospec.policy.off import OffOptions
 from autospec.profile import Profile, load_profile
 from autospec.replay import (
     MAX_RUNNING,
-    PREFILL_TOKENS,
     ReplayResult,
     make_engine,
     replay_closed,
@@ -39,6 +38,7 @@ from autospec.replay import (
     run_open,
     shuffled,
 )
+from autospec.replay_engine import PREFILL_TOKENS
 from autospec.report import check_report, write_report
 from autospec.trace import TraceRequest, read_traces
 

@@ -148,7 +148,9 @@ class Runs:
 
 _CODE: dict[tuple[tuple[str, ...], str], str] = {}
 _ENGINE = (
+    "latency.py",
     "replay.py",
+    "replay_engine.py",
     "cost_file.py",
     "hindsight.py",
     "fixed_arms.py",

@@ -25,6 +25,7 @@ from autospec.hindsight import (
     replay_clairvoyant,
     replay_plain,
 )
+from autospec.latency import Finished, Percentiles, summarize_latency
 from autospec.policy.base import PolicyOptions
 from autospec.policy.lookup_first import LookupFirstOptions
 from autospec.policy.off import OffOptions
@@ -32,9 +33,6 @@ from autospec.policy.static import StaticOptions
 from autospec.records import BatchState, Plan, Request, StepResult
 from autospec.replay import (
     ClosedLoop,
-    Finished,
-    Percentiles,
-    ReplayEngine,
     make_controller,
     make_engine,
     replay_closed,
@@ -42,8 +40,8 @@ from autospec.replay import (
     run_closed,
     run_open,
     shuffled,
-    summarize_latency,
 )
+from autospec.replay_engine import ReplayEngine
 from autospec.trace import TraceRequest
 
 FIXED, OVERHEAD, TOKEN, CONTEXT, DEPTH, DRAFT_CONTEXT = 1.0, 0.5, 0.01, 0.001, 0.1, 0.0001

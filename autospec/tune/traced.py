@@ -27,7 +27,8 @@ from autospec.records import (
     Plan,
     Shape,
 )
-from autospec.replay import ClosedLoop, Decider, ReplayEngine, untuned
+from autospec.replay import ClosedLoop
+from autospec.replay_engine import Decider, ReplayEngine, untuned
 from autospec.trace import TraceRequest
 from autospec.tuned import KCap, ProposerSettings
 

@@ -12,8 +12,8 @@ from autospec.check.lookups import Acceptance, Crossover, Speedup
 from autospec.check.result import CheckResult, WorkloadFacts, result_json
 from autospec.check.samples import Level, Shares
 from autospec.check.verdict import Verdict
+from autospec.latency import Percentiles
 from autospec.profile import Profile, save_profile
-from autospec.replay import Percentiles
 from autospec.report import write_report
 from autospec.report.inputs import read_inputs
 from autospec.report.sections.best_choice import grid_of_check, grid_of_profile
