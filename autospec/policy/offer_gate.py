@@ -87,6 +87,7 @@ def note_offers(
                 gate.is_open[p] = True
                 gate.seen[p] = _WINDOW_STEPS - _LOOK_STEPS
                 gate.balance[p] = 0.0
+                gate.alone[:] = 0.0  # which one is the better is told by steps that both offer in
     return ripe
 
 

@@ -167,3 +167,26 @@ def test_of_two_that_draft_alike_the_one_that_knows_less_is_paused() -> None:
         if not gate.arrays.is_open[:2].all():
             break
     assert gate.arrays.is_open[:2].tolist() == [False, True]
+
+
+def test_the_better_of_two_takes_over_although_the_other_was_luckier_at_first() -> None:
+    """While it is paused nothing is known of what it would be worth."""
+    gate = OfferGate(LOOKUPS)
+    last = []
+    for n in range(5000):
+        is_open = gate.arrays.is_open[:2]
+        alone = np.array([0.11 if n < 1200 else 0.2, 0.13, 0.0])
+        alone[:2] *= is_open
+        advantage = np.array([0.0, 0.0, 0.0]) if is_open.all() else alone
+        expect_offers(gate.arrays, advantage, alone)
+        matched = np.where(is_open, 2, -1)
+        note(
+            gate,
+            np.array([int(np.argmax(is_open))], dtype=np.int16),
+            np.array([2], dtype=np.int16),
+            np.array([[matched[0]], [matched[1]], [-1]], dtype=np.int16),
+            np.array([0.1, 0.1, 0.0]) * gate.arrays.is_open,
+        )
+        last.append(gate.arrays.is_open[:2].tolist())
+    assert last[130] == [False, True]
+    assert np.mean([each[0] for each in last[3000:]]) > 0.9
