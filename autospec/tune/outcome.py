@@ -206,7 +206,11 @@ def tell(console: Console, options: TuneOptions, profile: Profile, verdict: Verd
         kept = ", ".join(
             f"{name} {_settings(each)}" for name, each in sorted(tuned.proposers.items())
         )
-        caps = ", ".join(f"k at most {cap.k} from {cap.load} on" for cap in tuned.caps)
+        longest = max(each.max_k for each in tuned.proposers.values())
+        caps = ", ".join(
+            f"{f'k at most {cap.k}' if cap.k < longest else 'any k'} from {cap.load} on"
+            for cap in tuned.caps
+        )
         console.print(f"kept {verdict.arm}: {kept}{'; ' + caps if caps else ''}", markup=False)
     else:
         console.print("kept the untuned settings: nothing won outside the noise", markup=False)

@@ -76,10 +76,11 @@ class Space:
             if f"{name}.wider" in values:
                 update["max_match"] = int(update["min_match"]) + int(values[f"{name}.wider"])
             settings[name] = untuned.model_copy(update=update)
+        longest = max(each.max_k for each in settings.values())
         caps = tuple(
-            KCap(load=load, k=_CAPS[int(values[f"cap.{load}"])])
+            KCap(load=load, k=k)
             for load in self.loads
-            if int(values.get(f"cap.{load}", NO_CAP)) != NO_CAP
+            if (k := _CAPS[int(values[f"cap.{load}"])]) < longest  # others say nothing
         )
         return settings, _bands(self.loads, caps)
 

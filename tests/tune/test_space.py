@@ -62,6 +62,16 @@ def test_a_cap_ends_where_the_next_load_has_none() -> None:
     assert SPACE.decode(tuple(point))[1] == ()
 
 
+def test_a_cap_that_no_draft_reaches_is_none() -> None:
+    point = list(SPACE.default)
+    names = [each.name for each in SPACE.dimensions]
+    point[names.index("ngram.max_k")] = point[names.index("suffix.max_k")] = 8
+    point[names.index("cap.1")] = NO_CAP - 2
+    assert SPACE.decode(tuple(point))[1] == ()
+    point[names.index("suffix.max_k")] = 9
+    assert SPACE.decode(tuple(point))[1] == (KCap(load=1, k=8), KCap(load=4, k=32))
+
+
 def test_settings_of_a_profile_overlay_the_defaults() -> None:
     assert settings_of(None, beside_model=True) == LOOKUP_DEFAULTS
     assert settings_of(None, beside_model=False) == LONE_LOOKUPS
