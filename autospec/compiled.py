@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core import types
-from numba.core.extending import overload
-from numba.experimental import structref
+import numpy as np
+from numba import typeof
+from numba.core import cgutils, types
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import (
+    NativeValue,
+    infer_getattr,
+    lower_getattr_generic,
+    models,
+    register_model,
+    unbox,
+)
 
 F = TypeVar("F", bound=Callable[..., object])
 Record = TypeVar("Record", bound=tuple[Any, ...])
@@ -34,46 +44,113 @@ def inlined(function: F) -> F:
     return cast(F, numba.njit(cache=True, error_model="numpy", forceinline=True)(function))
 
 
+class _Referred(types.Type):
+    """The numba type of a record by reference, which is the address of its words.
+
+    An array takes a word for its data and one for each length, all else takes one.
+    """
+
+    def __init__(self, fields: tuple[tuple[str, types.Type], ...]) -> None:
+        self.fields = dict(fields)
+        self.words: dict[str, int] = {}
+        size = 0
+        for name, kind in fields:
+            self.words[name] = size
+            size += 1 + (kind.ndim if isinstance(kind, types.Array) else 0)
+        super().__init__(name=f"Referred({fields})")
+
+
 class _Reference:
-    """What Python holds of a record that was made ``by_reference``."""
+    """What Python holds of a record by reference; it keeps the record alive."""
 
-    __slots__ = ("_meminfo", "_numba_type_")
-    _numba_type_: object
-    _meminfo: object
+    __slots__ = ("_numba_type_", "_record", "_words", "address")
 
-    @classmethod
-    def _numba_box_(cls, numba_type: object, meminfo: object) -> _Reference:
-        made = cls()
-        made._numba_type_, made._meminfo = numba_type, meminfo
-        return made
+    def __init__(self, record: tuple[Any, ...], numba_type: _Referred, words: list[int]) -> None:
+        self._record = record
+        self._words = np.array(words, dtype=np.int64)
+        self._numba_type_ = numba_type
+        self.address: int = self._words.ctypes.data
 
 
-@structref.register
-class _Referred(types.StructRef):
-    """The numba type of such records; their fields tell one from another."""
-
-
-structref.define_boxing(_Referred, _Reference)
-
-
-def _refer(record: Record) -> Record:
-    raise NotImplementedError("in kernels only")
-
-
-@overload(_refer)
-def _refer_compiled(record):  # type: ignore[no-untyped-def]
-    fields = list(zip(record.fields, record.types, strict=True))
-    scope = {"new": structref.new, "numba_type": cast(Any, _Referred)(fields)}
-    copies = "".join(f"    made.{name} = record.{name}\n" for name, _ in fields)
-    exec(f"def refer(record):\n    made = new(numba_type)\n{copies}    return made\n", scope)
-    return scope["refer"]
-
-
-@compiled_brief
 def by_reference(record: Record) -> Record:
     """A named tuple of arrays, numbers and others like it, in a form that only kernels can read.
 
-    Every array costs a kernel's caller time; this is passed as one argument, whatever it holds.
-    Arrays are shared, numbers copied.
+    Every array costs a kernel's caller time, and every array that a kernel reads from a record of
+    numba's own is counted, twice. This is passed as one argument and nothing of it is counted.
+    Arrays are shared and must be contiguous, numbers copied.
     """
-    return _refer(record)
+    fields: list[tuple[str, types.Type]] = []
+    words: list[int] = []
+    for name, value in zip(cast(Any, record)._fields, record, strict=True):
+        kind = typeof(value)
+        fields.append((name, kind))
+        if isinstance(value, np.ndarray):
+            if not value.flags.c_contiguous:
+                raise ValueError(f"{name} is not contiguous")
+            words += [value.ctypes.data, *value.shape]
+        elif isinstance(value, _Reference):
+            words.append(value.address)
+        elif isinstance(value, float):
+            words += struct.unpack("q", struct.pack("d", value))
+        else:
+            words.append(int(cast(int, value)))
+    return cast(Record, _Reference(record, _Referred(tuple(fields)), words))
+
+
+register_model(_Referred)(models.OpaqueModel)
+
+
+@unbox(_Referred)  # type: ignore[untyped-decorator]
+def _unbox(numba_type: Any, reference: Any, c: Any) -> NativeValue:
+    number = c.pyapi.object_getattr_string(reference, "address")
+    address = c.pyapi.long_as_longlong(number)
+    c.pyapi.decref(number)
+    return NativeValue(
+        c.builder.inttoptr(address, cgutils.voidptr_t), is_error=c.pyapi.c_api_error()
+    )
+
+
+@infer_getattr
+class _Fields(AttributeTemplate):
+    key = _Referred
+
+    def generic_resolve(  # type: ignore[override]
+        self, numba_type: _Referred, name: str
+    ) -> types.Type | None:
+        return numba_type.fields.get(name)
+
+
+@lower_getattr_generic(_Referred)  # type: ignore[untyped-decorator]
+def _read(context: Any, builder: Any, numba_type: _Referred, address: Any, name: str) -> Any:
+    """A field's value; words never change while a kernel runs, whatever else it writes."""
+    word, number = (context.get_value_type(kind) for kind in (types.int64, types.float64))
+    words = builder.bitcast(address, word.as_pointer())
+    kind = numba_type.fields[name]
+
+    def load(offset: int, of: Any = word) -> Any:
+        place = builder.gep(words, [word(numba_type.words[name] + offset)])
+        loaded = builder.load(builder.bitcast(place, of.as_pointer()))
+        loaded.set_metadata("invariant.load", builder.module.add_metadata([]))
+        return loaded
+
+    if isinstance(kind, types.Array):
+        array = context.make_array(kind)(context, builder)
+        itemsize = word(context.get_abi_sizeof(context.get_data_type(kind.dtype)))
+        shape = [load(1 + axis) for axis in range(kind.ndim)]
+        strides = [itemsize]
+        for length in shape[:0:-1]:
+            strides.insert(0, builder.mul(strides[0], length))
+        context.populate_array(
+            array,
+            data=load(0, array.data.type),
+            shape=shape,
+            strides=strides,
+            itemsize=itemsize,
+            meminfo=None,
+        )
+        return array._getvalue()
+    if isinstance(kind, types.Float):
+        return load(0, number)
+    if isinstance(kind, types.Boolean):
+        return builder.trunc(load(0), context.get_value_type(kind))
+    return builder.inttoptr(load(0), cgutils.voidptr_t) if isinstance(kind, _Referred) else load(0)
