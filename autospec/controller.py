@@ -52,8 +52,9 @@ from autospec.records import (
 )
 from autospec.rows import UNKNOWN_SLOT, RequestRows
 from autospec.step import (
-    Nothing,
     StepRecord,
+    StepSpace,
+    StepSpaces,
     bound_decision,
     bound_drafted,
     conclude,
@@ -148,10 +149,8 @@ class Controller:
         )
         self._num_named = 0
         self._next_plan_id = 0
-        self._records = [
-            StepRecord(len(self.proposers), self.k_max) for _ in range(_STEPS_UNDER_WAY)
-        ]
-        self._nothing = Nothing(len(self.proposers), self.k_max)
+        self._records = [StepRecord() for _ in range(_STEPS_UNDER_WAY)]
+        self._spaces = StepSpaces(len(self.proposers), self.k_max)
         self._logged: set[str] = set()
         self._committed_sum = 0.0
         self._estimated_speedup: float | None = None
@@ -227,7 +226,7 @@ class Controller:
         plan_id = self._next_plan_id
         self._next_plan_id += 1
         record = self._records[plan_id % _STEPS_UNDER_WAY]
-        record.plan_id = -1
+        self._end(record)  # that of a step that was never observed
         try:
             plan = self._plan(plan_id, record, batch)
         except Exception as error:
@@ -252,15 +251,16 @@ class Controller:
             n = plan.k.shape[0]
             drafted = checked(drafted, INT16, (n,), "drafted")
             verify = plan.k
-            if record.plan_id != plan.id:
+            if record.plan_id != plan.id or record.space is None:
                 verify = np.clip(drafted, 0, plan.k)
             else:
-                record.refer_to(self._standing)
-                if bound_drafted(record.reference, drafted, verify):
-                    verify = record.arrays.drafted.copy()
+                space = record.space
+                space.refer_to(self._standing)
+                if bound_drafted(space.reference, drafted, verify):
+                    verify = space.arrays.drafted.copy()
                 if confidence is not None and record.has_models and self.policy.adaptive:
                     confidence = checked(confidence, FLOAT32, (n, self.k_max), "confidence")
-                    verify = self._trim(plan, record, verify, confidence)
+                    verify = self._trim(plan, record, space, verify, confidence)
             if verify is not plan.verify:
                 plan = Plan(
                     plan.id, plan.handles, plan.proposer, plan.k, verify, plan.mode,
@@ -280,14 +280,14 @@ class Controller:
             if self._metrics is not None:
                 self._metrics.add_step("fallback", None, record.decision_seconds)
             return
-        if record.plan_id != plan.id:
+        if record.plan_id != plan.id or record.space is None:
             self._dropped("late or repeated")
             return
-        record.plan_id = -1
         try:
-            self._observe(plan, record, result, started)
+            self._observe(plan, record, record.space, result, started)
         except Exception as error:
             self._fault("observe", error)
+        self._end(record)
 
     # What was learned -----------------------------------------------------------------------
 
@@ -323,7 +323,8 @@ class Controller:
     def _plan(self, plan_id: int, record: StepRecord, batch: BatchState) -> Plan:
         n = batch.handles.shape[0]
         p, k_max = len(self.proposers), self.k_max
-        nothing = self._nothing.fit(n)
+        space = record.space = self._spaces.take(n, self._standing)
+        nothing = space.nothing
         handles = checked(batch.handles, INT64, (n,), "handles")
         context_tokens = checked(batch.context_tokens, INT32, (n,), "context_tokens")
         last_tokens = checked_or(batch.last_tokens, INT32, (n,), "last_tokens", nothing.last_tokens)
@@ -332,36 +333,35 @@ class Controller:
         confidence = checked_or(
             batch.offer_confidence, FLOAT32, (p, n, k_max), "offer_confidence", nothing.confidence
         )
-        record.fit(n, self._standing)
         if batch.stale_tokens is not None:
-            record.arrays.stale[:] = batch.stale_tokens
-        elif record.has_stale:
-            record.arrays.stale[:] = 0.0
-        record.has_stale = batch.stale_tokens is not None
+            space.arrays.stale[:] = batch.stale_tokens
+        elif space.has_stale:
+            space.arrays.stale[:] = 0.0
+        space.has_stale = batch.stale_tokens is not None
         unknown, record.context_tokens, record.plain_seconds = look_ahead(
-            record.reference, handles, context_tokens, last_tokens, room, self._most_at(n),
+            space.reference, handles, context_tokens, last_tokens, room, self._most_at(n),
             offers, confidence, self.cost.is_known,
         )  # fmt: skip
         if unknown:
             self._dropped("unknown request")
         record.waiting = batch.waiting_requests
         record.is_trimmed = False
-        record.view = self._view(record, batch, handles, confidence)
-        decision, mode = self._decide(record.view, record.octave)
+        record.view = self._view(record, space, batch, handles, confidence)
+        decision, mode = self._decide(record.view, space.octave)
         record.arm = decision.arm
         proposer, k = np.empty(n, dtype=np.int16), np.empty(n, dtype=np.int16)
         expected, verified, switches, predicted = bound_decision(
-            record.reference, decision.proposer, decision.k, record.context_tokens, proposer, k,
+            space.reference, decision.proposer, decision.k, record.context_tokens, proposer, k,
         )  # fmt: skip
         if verified == 0 and mode == "speculate":
             mode = "plain"
-        depth = record.arrays.depth.tolist()
+        depth = space.arrays.depth.tolist()
         drafting = [m for m in self.cost.models if depth[m]]
         record.has_models = bool(drafting)
         if self._probes is not None and n > 0:
             price = 0.0
             if mode == "probe" and drafting and record.plain_seconds > 0.0:
-                arrays = record.arrays
+                arrays = space.arrays
                 price = (
                     self.cost.drafting_seconds(arrays.depth, arrays.draft_tokens, arrays.catch_up)
                     / record.plain_seconds
@@ -427,12 +427,13 @@ class Controller:
     def _view(
         self,
         record: StepRecord,
+        space: StepSpace,
         batch: BatchState,
         handles: Int64Array,
         confidence: Float32Array,
     ) -> View:
-        arrays = record.arrays
-        behind = self._nothing.behind
+        arrays = space.arrays
+        behind = space.nothing.behind
         if self._has_targets:
             requests = self.rows.arrays
             tokens = np.maximum(requests.decode_tokens[arrays.slots], 1.0)
@@ -456,37 +457,49 @@ class Controller:
         )
 
     def _trim(
-        self, plan: Plan, record: StepRecord, verify: Int16Array, confidence: Float32Array
+        self,
+        plan: Plan,
+        record: StepRecord,
+        space: StepSpace,
+        verify: Int16Array,
+        confidence: Float32Array,
     ) -> Int16Array:
-        drafts = look_again(record.reference, plan.proposer, verify, confidence)
+        drafts = look_again(space.reference, plan.proposer, verify, confidence)
         if drafts == 0 or record.view is None:
             return verify
         record.is_trimmed = True
-        arrays = record.arrays
+        arrays = space.arrays
         kept = self.policy.trim(record.view, Decision(plan.proposer, verify), arrays.draft_hazards)
         np.minimum(verify, kept, out=arrays.kept)
         return arrays.kept.copy() if plan.mode == "speculate" else verify
 
-    def _observe(self, plan: Plan, record: StepRecord, result: StepResult, started: float) -> None:
+    def _observe(
+        self,
+        plan: Plan,
+        record: StepRecord,
+        space: StepSpace,
+        result: StepResult,
+        started: float,
+    ) -> None:
         n, p = plan.handles.shape[0], len(self.proposers)
         draft_seconds = self._usable_draft_seconds(result)
-        record.refer_to(self._standing)
-        matched = checked_or(result.matched, INT16, (p, n), "matched", record.arrays.unmatched)
+        space.refer_to(self._standing)
+        arrays = space.arrays
+        matched = checked_or(result.matched, INT16, (p, n), "matched", arrays.unmatched)
         total, num_verified, paid, drifts = conclude(
-            record.reference, plan.handles, plan.proposer, plan.k,
+            space.reference, plan.handles, plan.proposer, plan.k,
             checked(result.verified, INT16, (n,), "verified"),
             checked(result.accepted, INT16, (n,), "accepted"),
             checked(result.committed, INT16, (n,), "committed"),
             matched, record.is_trimmed, plan.mode == "probe",
         )  # fmt: skip
-        arrays = record.arrays
         if drifts:
             self._event("drift", drifts)
             if self._probes is not None:
                 self._probes.restart()
         step_seconds = float(result.step_seconds)
         is_timed = cost.LEAST_SECONDS < step_seconds < cost.MOST_SECONDS
-        guard = None if self._guards is None else self._guards[record.octave]
+        guard = None if self._guards is None else self._guards[space.octave]
         if guard is not None and guard.is_holding:
             guard.note_plain()
         if is_timed:
@@ -523,6 +536,13 @@ class Controller:
                 plan, result, arrays.workloads - 1, record.waiting, record.context_tokens,
                 decision_seconds,
             )  # fmt: skip
+
+    def _end(self, record: StepRecord) -> None:
+        """The step is over, or will never be."""
+        record.plan_id = -1
+        if record.space is not None:
+            self._spaces.give_back(record.space)
+            record.space = record.view = None
 
     def _usable_draft_seconds(self, result: StepResult) -> Float64Array | None:
         """Draft times [p], None where they make no sense."""

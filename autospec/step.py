@@ -37,22 +37,16 @@ from autospec.records import (
 )
 from autospec.rows import UNKNOWN_SLOT, RequestArrays, resolve_handles
 
+_SIZES_KEPT = 32
+
 
 class Nothing:
-    """Stand-ins for what a batch state may leave out, for batches of any size."""
+    """Stand-ins for what a batch state of ``n`` requests may leave out."""
 
-    def __init__(self, num_proposers: int, k_max: int) -> None:
-        self._shape = (num_proposers, k_max)
-        self._make(0)
+    __slots__ = ("behind", "confidence", "last_tokens", "lengths", "room")
 
-    def fit(self, n: int) -> Nothing:
-        """The same object, its arrays fitted to ``n`` requests."""
-        if n != self.room.shape[0]:
-            self._make(n)
-        return self
-
-    def _make(self, n: int) -> None:
-        p, k = self._shape
+    def __init__(self, n: int, num_proposers: int, k_max: int) -> None:
+        p, k = num_proposers, k_max
         self.lengths: Int16Array = np.zeros((p, n), dtype=np.int16)
         self.confidence: Float32Array = np.zeros((p, n, k), dtype=np.float32)
         self.last_tokens: Int32Array = np.zeros(n, dtype=np.int32)
@@ -116,43 +110,18 @@ class Step(NamedTuple):
     arrays: StepArrays
 
 
-class StepRecord:
-    """What the controller remembers of a step between plan and observe; arrays are reused."""
+class StepSpace:
+    """Arrays of one step of ``n`` requests; their content is undefined until a kernel fills it."""
 
-    def __init__(self, num_proposers: int, k_max: int) -> None:
-        self._shape = (num_proposers, k_max)
-        self._num_requests = -1
-        self._standing: Standing | None = None
-        self.plan_id = -1
-        self.decision_seconds = 0.0
-        self.plain_seconds = 0.0
-        self.context_tokens = 0
-        self.waiting = 0
-        self.octave = 0
-        self.is_trimmed = False
-        self.has_models = False
+    __slots__ = ("_arrays", "_standing", "arrays", "has_stale", "n", "nothing", "octave", "reference")
+
+    def __init__(self, n: int, num_proposers: int, k_max: int) -> None:
+        p, k = num_proposers, k_max
+        self.n = n
+        self.octave = octave_of(n)
         self.has_stale = False
-        self.view: View | None = None
-        self.arm = NO_ARM
-
-    def fit(self, n: int, standing: Standing) -> None:
-        """Fit the arrays to ``n`` requests; their content is undefined."""
-        if n != self._num_requests:
-            self._num_requests = n
-            self.octave = octave_of(n)
-            self.has_stale = False
-            self._make(n)
-            self._standing = None
-        self.refer_to(standing)
-
-    def refer_to(self, standing: Standing) -> None:
-        """Work on this from now on; ``reference`` is how kernels take the step."""
-        if standing is not self._standing:
-            self._standing = standing
-            self.reference = by_reference(Step(standing, self._arrays))
-
-    def _make(self, n: int) -> None:
-        p, k = self._shape
+        self.nothing = Nothing(n, p, k)
+        self._standing: Standing | None = None
         rows = np.zeros((3, n), dtype=np.int32)
         offered = np.zeros((4, p, n), dtype=np.int16)
         counts = np.zeros((8, n), dtype=np.int16)
@@ -187,6 +156,68 @@ class StepRecord:
             catch_up=models[2],
         )
         self._arrays = by_reference(self.arrays)
+
+    def refer_to(self, standing: Standing) -> None:
+        """Work on this from now on; ``reference`` is how kernels take the step."""
+        if standing is not self._standing:
+            self._standing = standing
+            self.reference = by_reference(Step(standing, self._arrays))
+
+
+class StepSpaces:
+    """Arrays that no step uses now, by the number of requests.
+
+    What was used last is used first: it is still in the processor's cache. Sizes are kept because
+    the number of running requests goes up and down all the time.
+    """
+
+    def __init__(self, num_proposers: int, k_max: int) -> None:
+        self._shape = (num_proposers, k_max)
+        self._free: dict[int, list[StepSpace]] = {}
+
+    def take(self, n: int, standing: Standing) -> StepSpace:
+        """Those for a step of ``n`` requests."""
+        free = self._free.get(n)
+        space = free.pop() if free else StepSpace(n, *self._shape)
+        space.refer_to(standing)
+        return space
+
+    def give_back(self, space: StepSpace) -> None:
+        """The step is over."""
+        same = self._free.pop(space.n, [])
+        same.append(space)
+        self._free[space.n] = same
+        if len(self._free) > _SIZES_KEPT:
+            del self._free[next(iter(self._free))]
+
+
+class StepRecord:
+    """What the controller remembers of a step between plan and observe."""
+
+    __slots__ = (
+        "arm",
+        "context_tokens",
+        "decision_seconds",
+        "has_models",
+        "is_trimmed",
+        "plain_seconds",
+        "plan_id",
+        "space",
+        "view",
+        "waiting",
+    )
+
+    def __init__(self) -> None:
+        self.plan_id = -1
+        self.decision_seconds = 0.0
+        self.plain_seconds = 0.0
+        self.context_tokens = 0
+        self.waiting = 0
+        self.is_trimmed = False
+        self.has_models = False
+        self.space: StepSpace | None = None
+        self.view: View | None = None
+        self.arm = NO_ARM
 
 
 @compiled_brief

@@ -14,8 +14,7 @@ from autospec.policy.base import Decision, Outcome, PolicyOptions, View
 from autospec.records import EngineInfo, ProposerInfo
 from autospec.rows import RequestRows
 from autospec.step import (
-    Nothing,
-    StepRecord,
+    StepSpace,
     bound_decision,
     bound_drafted,
     conclude,
@@ -37,10 +36,9 @@ def warm_up(
     rows = RequestRows(2)
     learned = Estimators(proposers, engine, LearningSettings(), 1, len(rows))
     policy = make_policy(options, proposers, np.random.default_rng(0))
-    record = StepRecord(p, k_max)
-    record.fit(n, learned.standing(rows.arrays))
-    arrays = record.arrays
-    nothing = Nothing(p, k_max).fit(n)
+    space = StepSpace(n, p, k_max)
+    space.refer_to(learned.standing(rows.arrays))
+    arrays, nothing = space.arrays, space.nothing
     handles = np.array([rows.start(0, k_max, 0.0)], dtype=np.int64)
     for speculating in (False, True):
         load = StepLoad(1, 1, 1, speculating, arrays.depth, arrays.draft_tokens, arrays.catch_up)
@@ -48,7 +46,7 @@ def warm_up(
         learned.cost.observe(load, 1.0, np.zeros(p))
         learned.cost.predict(load)
     _, context, plain_seconds = look_ahead(
-        record.reference, handles, nothing.last_tokens,
+        space.reference, handles, nothing.last_tokens,
         nothing.last_tokens, nothing.room, np.ones(p, dtype=np.int16), nothing.lengths,
         nothing.confidence, True,
     )  # fmt: skip
@@ -58,13 +56,13 @@ def warm_up(
     )  # fmt: skip
     proposer, k = np.zeros((2, n), dtype=np.int16)
     bound_decision(
-        record.reference, proposer, k, context,
+        space.reference, proposer, k, context,
         proposer.copy(), k.copy(),
     )  # fmt: skip
-    bound_drafted(record.reference, k, k)
-    look_again(record.reference, proposer, k, nothing.confidence[0])
+    bound_drafted(space.reference, k, k)
+    look_again(space.reference, proposer, k, nothing.confidence[0])
     conclude(
-        record.reference, handles, proposer, k,
+        space.reference, handles, proposer, k,
         k, k, k, arrays.unmatched, True, False,
     )  # fmt: skip
     if policy.adaptive:
