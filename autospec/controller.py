@@ -151,6 +151,7 @@ class Controller:
         self._next_plan_id = 0
         self._records = [StepRecord() for _ in range(_STEPS_UNDER_WAY)]
         self._spaces = StepSpaces(len(self.proposers), self.k_max)
+        self._no_times = np.zeros(len(self.proposers))
         self._logged: set[str] = set()
         self._committed_sum = 0.0
         self._estimated_speedup: float | None = None
@@ -482,23 +483,27 @@ class Controller:
         started: float,
     ) -> None:
         n, p = plan.handles.shape[0], len(self.proposers)
-        draft_seconds = self._usable_draft_seconds(result)
+        step_seconds = float(result.step_seconds)
+        is_timed = cost.LEAST_SECONDS < step_seconds < cost.MOST_SECONDS
+        draft_seconds = self._usable_draft_seconds(result.draft_seconds, step_seconds)
+        has_prefill = result.prefill_tokens > 0
+        is_routine = is_timed and n > 0 and not has_prefill and self.cost.is_settled
         space.refer_to(self._standing)
         arrays = space.arrays
         matched = checked_or(result.matched, INT16, (p, n), "matched", arrays.unmatched)
-        total, num_verified, paid, drifts = conclude(
+        total, num_verified, paid, drifts, surprised = conclude(
             space.reference, plan.handles, plan.proposer, plan.k,
             checked(result.verified, INT16, (n,), "verified"),
             checked(result.accepted, INT16, (n,), "accepted"),
             checked(result.committed, INT16, (n,), "committed"),
-            matched, record.is_trimmed, plan.mode == "probe",
+            matched, record.is_trimmed, plan.mode == "probe", space.octave, record.context_tokens,
+            step_seconds, self._no_times if draft_seconds is None else draft_seconds,
+            draft_seconds is not None, is_routine,
         )  # fmt: skip
         if drifts:
             self._event("drift", drifts)
             if self._probes is not None:
                 self._probes.restart()
-        step_seconds = float(result.step_seconds)
-        is_timed = cost.LEAST_SECONDS < step_seconds < cost.MOST_SECONDS
         guard = None if self._guards is None else self._guards[space.octave]
         if guard is not None and guard.is_holding:
             guard.note_plain()
@@ -506,18 +511,27 @@ class Controller:
             if self._has_targets:
                 self.rows.arrays.decode_seconds[arrays.slots] += step_seconds
                 self.rows.arrays.decode_tokens[arrays.slots] += arrays.committed
-            load = StepLoad(
-                paid, n, record.context_tokens, num_verified > 0,
-                arrays.depth, arrays.draft_tokens, arrays.catch_up,
-            )  # fmt: skip
-            self._learn_time(plan, record, load, result, draft_seconds, total, guard)
+            if is_routine:
+                self.cost.learned(paid, record.context_tokens, step_seconds, surprised)
+            elif n > 0:
+                load = StepLoad(
+                    paid, n, record.context_tokens, num_verified > 0,
+                    arrays.depth, arrays.draft_tokens, arrays.catch_up,
+                )  # fmt: skip
+                self.cost.observe(load, step_seconds, draft_seconds, result.prefill_tokens)
+            if record.plain_seconds > 0.0 and not has_prefill:
+                worth = n / record.plain_seconds
+                self._note_worth(total, step_seconds, worth)
+                if guard is not None and plan.mode == "speculate" and num_verified > 0:
+                    if guard.note_speculative(total, step_seconds, worth):
+                        self._event("guard")
         else:
             self._dropped("unusable step time")
         self.policy.learn(
             Outcome(
                 n, arrays.workloads, plan.proposer, plan.k, arrays.kept, arrays.verified,
                 arrays.accepted, arrays.committed, matched, arrays.offer_lengths, step_seconds,
-                draft_seconds, record.plain_seconds, result.prefill_tokens > 0, plan.handles,
+                draft_seconds, record.plain_seconds, has_prefill, plan.handles,
                 record.arm,
             )
         )  # fmt: skip
@@ -544,43 +558,24 @@ class Controller:
             self._spaces.give_back(record.space)
             record.space = record.view = None
 
-    def _usable_draft_seconds(self, result: StepResult) -> Float64Array | None:
+    def _usable_draft_seconds(
+        self, draft: Float64Array | None, step_seconds: float
+    ) -> Float64Array | None:
         """Draft times [p], None where they make no sense."""
-        draft = result.draft_seconds
         if draft is None:
             return None
         draft = checked(draft, FLOAT64, (len(self.proposers),), "draft_seconds")
         parts = draft.tolist()  # a few numbers: faster than numpy's reductions
-        if sum(parts) < result.step_seconds and min(parts, default=0.0) >= 0.0:
+        if sum(parts) < step_seconds and (not parts or min(parts) >= 0.0):
             return draft
         self._dropped("unusable draft time")
         return None
 
-    def _learn_time(
-        self,
-        plan: Plan,
-        record: StepRecord,
-        load: StepLoad,
-        result: StepResult,
-        draft_seconds: Float64Array | None,
-        committed: int,
-        guard: Guard | None,
-    ) -> None:
-        """Step time -> cost model, targets, guard and the measured speedup."""
-        seconds = result.step_seconds
-        if load.requests == 0:
-            return
-        self.cost.observe(load, seconds, draft_seconds, result.prefill_tokens)
-        if record.plain_seconds <= 0.0 or result.prefill_tokens > 0:
-            return
-        plain_tokens_per_second = load.requests / record.plain_seconds
+    def _note_worth(self, committed: int, seconds: float, plain_tokens_per_second: float) -> None:
+        """What a step brought, and what plain decoding would have in that time."""
         keep = 1.0 - 1.0 / _SPEEDUP_WINDOW_STEPS
         self._committed_sum = self._committed_sum * keep + committed
         self._plain_sum = self._plain_sum * keep + plain_tokens_per_second * seconds
-        if guard is None or plan.mode != "speculate" or not load.speculating:
-            return
-        if guard.note_speculative(committed, seconds, plain_tokens_per_second):
-            self._event("guard")
 
     def _save_in_background(self, path: Path) -> None:
         if self._saving is not None and self._saving.is_alive():

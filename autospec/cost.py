@@ -363,7 +363,7 @@ def _copy_draft_coefficients(
 
 
 @compiled_brief
-def _learn_step(
+def learn_seconds(
     model: CostArrays,
     tokens: float,
     requests: float,
@@ -375,13 +375,14 @@ def _learn_step(
     seconds: float,
     draft_seconds: Float64Array,
     is_told_apart: bool,
-    cell: int,
+    octave: int,
 ) -> bool:
     """Learn a step: the target forward, and each model's drafting where that is told apart.
 
     Returns whether the times of target forwards have changed for good.
     """
     models, x = model.models, model.x
+    cell = octave + (NUM_OCTAVES if speculating else 0)
     _verify_features(tokens, requests, context, speculating, KNOTS, x)
     verifying = seconds
     if is_told_apart:
@@ -481,23 +482,40 @@ class StepCost:
         """Learn from one step. Times that are not finite and positive are ignored."""
         if not LEAST_SECONDS < step_seconds < MOST_SECONDS:
             return
-        # A step that prefills shows as well that the engine takes so many tokens.
-        self._most_tokens = max(self._most_tokens, load.tokens + prefill_tokens)
         if prefill_tokens > 0:
+            self._note_tokens(load.tokens + prefill_tokens)
             self._observe_prefill(load, step_seconds, prefill_tokens)
             return
         if self._is_early and self._set_scale(load, step_seconds):
+            self._note_tokens(load.tokens)
             return
-        cell = octave_of(load.requests) + (NUM_OCTAVES if load.speculating else 0)
         is_told_apart = draft_seconds is not None
         if draft_seconds is None or min(draft_seconds.tolist(), default=0.0) < 0.0:
             draft_seconds, is_told_apart = self._no_times, False
-        if _learn_step(
+        surprised = learn_seconds(
             self.reference, load.tokens, load.requests, load.context_tokens, load.speculating,
             load.depth, load.draft_tokens, load.catch_up_tokens, step_seconds, draft_seconds,
-            is_told_apart, cell,
-        ):  # fmt: skip
-            self._set_prior(step_seconds, load.tokens, load.context_tokens)
+            is_told_apart, octave_of(load.requests),
+        )  # fmt: skip
+        self.learned(load.tokens, load.context_tokens, step_seconds, surprised)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether ``learn_seconds`` and ``learned`` do for a step that does not prefill."""
+        return not self._is_early
+
+    def learned(
+        self, tokens: int, context_tokens: int, step_seconds: float, surprised: bool
+    ) -> None:
+        """A kernel has called ``learn_seconds`` with these, and this is what it returned."""
+        self._note_tokens(tokens)
+        if surprised:
+            self._set_prior(step_seconds, tokens, context_tokens)
+
+    def _note_tokens(self, tokens: int) -> None:
+        """The engine takes as many; a step that prefills shows it as well."""
+        if tokens > self._most_tokens:
+            self._most_tokens = tokens
 
     def verify_seconds(
         self, tokens: int, requests: int, context_tokens: int, speculating: bool

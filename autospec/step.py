@@ -13,6 +13,7 @@ from autospec.cost import (
     CostArrays,
     drafting_seconds,
     forward_seconds,
+    learn_seconds,
     tokens_to_pay,
 )
 from autospec.hazards import (
@@ -113,7 +114,16 @@ class Step(NamedTuple):
 class StepSpace:
     """Arrays of one step of ``n`` requests; their content is undefined until a kernel fills it."""
 
-    __slots__ = ("_arrays", "_standing", "arrays", "has_stale", "n", "nothing", "octave", "reference")
+    __slots__ = (
+        "_arrays",
+        "_standing",
+        "arrays",
+        "has_stale",
+        "n",
+        "nothing",
+        "octave",
+        "reference",
+    )
 
     def __init__(self, n: int, num_proposers: int, k_max: int) -> None:
         p, k = num_proposers, k_max
@@ -422,11 +432,18 @@ def conclude(
     matched: Int16Array,
     is_trimmed: bool,
     is_probe: bool,
-) -> tuple[int, int, int, int]:
-    """Clean a step's result, learn acceptance from it, and sum it up.
+    octave: int,
+    context_tokens: int,
+    seconds: float,
+    draft_seconds: Float64Array,
+    is_told_apart: bool,
+    teaches_seconds: bool,
+) -> tuple[int, int, int, int, bool]:
+    """Clean a step's result, learn acceptance and, if it teaches that, cost from it; sum it up.
 
     Counts are forced into 0 <= accepted <= verified <= drafted. A probe teaches as if it had been
-    trimmed. Returns (committed tokens, verified ones, tokens paid for, sudden changes noticed).
+    trimmed. Returns (committed tokens, verified ones, tokens paid for, sudden changes of acceptance
+    noticed, whether cost has changed for good).
     """
     arrays, standing = step.arrays, step.standing
     slots, known, drafted, kept = arrays.slots, arrays.known, arrays.drafted, arrays.kept
@@ -475,5 +492,12 @@ def conclude(
         )  # fmt: skip
     _sum_up_models(standing.ahead.lookup, arrays, proposer, drafted)
     model = standing.cost
-    paid = tokens_to_pay(model.shape, model.captured, handles.shape[0], total_verified, longest)
-    return total, total_verified, paid, drifts
+    n = handles.shape[0]
+    paid = tokens_to_pay(model.shape, model.captured, n, total_verified, longest)
+    surprised = False
+    if teaches_seconds:
+        surprised = learn_seconds(
+            model, paid, n, context_tokens, total_verified > 0, arrays.depth,
+            arrays.draft_tokens, arrays.catch_up, seconds, draft_seconds, is_told_apart, octave,
+        )  # fmt: skip
+    return total, total_verified, paid, drifts, surprised

@@ -63,7 +63,7 @@ def warm_up(
     look_again(space.reference, proposer, k, nothing.confidence[0])
     conclude(
         space.reference, handles, proposer, k,
-        k, k, k, arrays.unmatched, True, False,
+        k, k, k, arrays.unmatched, True, False, space.octave, context, 1.0, np.zeros(p), True, True,
     )  # fmt: skip
     if policy.adaptive:
         policy.decide(view)
