@@ -28,12 +28,14 @@ from autospec.config import Settings
 from autospec.cost import DEPTH, StepLoad
 from autospec.errors import ConfigError
 from autospec.estimators import Estimators
+from autospec.fused import observe_fused, plan_fused, trim_fused
 from autospec.guard import Guard
 from autospec.journal import Journal
 from autospec.metrics import Event, Metrics
 from autospec.octave import NUM_OCTAVES
 from autospec.policy import make_policy
-from autospec.policy.base import Decision, Outcome, View, plain
+from autospec.policy.base import NO_ARM, Decision, Outcome, View, plain
+from autospec.policy.program import NEW_WORKLOAD, Memory
 from autospec.probe import PLAIN, ProbeClocks
 from autospec.profile import Identity, Profile, save_delta, warm_start
 from autospec.records import (
@@ -43,7 +45,6 @@ from autospec.records import (
     Float32Array,
     Float64Array,
     Int16Array,
-    Int64Array,
     Mode,
     Plan,
     ProposerInfo,
@@ -52,6 +53,7 @@ from autospec.records import (
 )
 from autospec.rows import UNKNOWN_SLOT, RequestRows
 from autospec.step import (
+    Offered,
     StepRecord,
     StepSpace,
     StepSpaces,
@@ -257,11 +259,11 @@ class Controller:
             else:
                 space = record.space
                 space.refer_to(self._standing)
-                if bound_drafted(space.reference, drafted, verify):
-                    verify = space.arrays.drafted.copy()
                 if confidence is not None and record.has_models and self.policy.adaptive:
                     confidence = checked(confidence, FLOAT32, (n, self.k_max), "confidence")
-                    verify = self._trim(plan, record, space, verify, confidence)
+                    verify = self._trim(plan, record, space, drafted, confidence)
+                elif bound_drafted(space.reference, drafted, verify):
+                    verify = space.arrays.drafted.copy()
             if verify is not plan.verify:
                 plan = Plan(
                     plan.id, plan.handles, plan.proposer, plan.k, verify, plan.mode,
@@ -323,50 +325,41 @@ class Controller:
 
     def _plan(self, plan_id: int, record: StepRecord, batch: BatchState) -> Plan:
         n = batch.handles.shape[0]
-        p, k_max = len(self.proposers), self.k_max
         space = record.space = self._spaces.take(n, self._standing)
-        nothing = space.nothing
-        handles = checked(batch.handles, INT64, (n,), "handles")
-        context_tokens = checked(batch.context_tokens, INT32, (n,), "context_tokens")
-        last_tokens = checked_or(batch.last_tokens, INT32, (n,), "last_tokens", nothing.last_tokens)
-        room = nothing.room if batch.room is None else clipped_int16(batch.room, (n,), "room")
-        offers = checked_or(batch.offer_lengths, INT16, (p, n), "offer_lengths", nothing.lengths)
-        confidence = checked_or(
-            batch.offer_confidence, FLOAT32, (p, n, k_max), "offer_confidence", nothing.confidence
-        )
-        if batch.stale_tokens is not None:
-            space.arrays.stale[:] = batch.stale_tokens
-        elif space.has_stale:
-            space.arrays.stale[:] = 0.0
-        space.has_stale = batch.stale_tokens is not None
-        unknown, record.context_tokens, record.plain_seconds = look_ahead(
-            space.reference, handles, context_tokens, last_tokens, room, self._most_at(n),
-            offers, confidence, self.cost.is_known,
-        )  # fmt: skip
-        if unknown:
-            self._dropped("unknown request")
+        offered = self._offered(batch, space)
         record.waiting = batch.waiting_requests
         record.is_trimmed = False
-        record.view = self._view(record, space, batch, handles, confidence)
-        decision, mode = self._decide(record.view, space.octave)
-        record.arm = decision.arm
+        record.arm = NO_ARM
+        mode: Mode = "speculate"
         proposer, k = np.empty(n, dtype=np.int16), np.empty(n, dtype=np.int16)
-        expected, verified, switches, predicted = bound_decision(
-            space.reference, decision.proposer, decision.k, record.context_tokens, proposer, k,
-        )  # fmt: skip
+        program = None if self._is_overruled(n, space.octave) else self._program(n)
+        if program is not None:
+            spare_tokens = float(self.cost.trusted_tokens(n) - n)
+            (
+                unknown, record.context_tokens, record.plain_seconds,
+                expected, verified, switches, predicted,
+            ) = plan_fused(
+                space.reference, program, *offered, space.octave, spare_tokens, proposer, k
+            )  # fmt: skip
+        else:
+            unknown, record.context_tokens, record.plain_seconds = look_ahead(
+                space.reference, *offered, self.cost.is_known
+            )
+            record.view = self._view(record, space, batch, offered)
+            decision, mode = self._decide(record.view, space.octave)
+            record.arm = decision.arm
+            expected, verified, switches, predicted = bound_decision(
+                space.reference, decision.proposer, decision.k, record.context_tokens, proposer, k
+            )
+        if unknown:
+            self._dropped("unknown request")
         if verified == 0 and mode == "speculate":
             mode = "plain"
         depth = space.arrays.depth.tolist()
         drafting = [m for m in self.cost.models if depth[m]]
         record.has_models = bool(drafting)
         if self._probes is not None and n > 0:
-            price = 0.0
-            if mode == "probe" and drafting and record.plain_seconds > 0.0:
-                arrays = space.arrays
-                price = (
-                    self.cost.drafting_seconds(arrays.depth, arrays.draft_tokens, arrays.catch_up)
-                    / record.plain_seconds
-                )
+            price = self._probe_price(record, space) if mode == "probe" and drafting else 0.0
             self._probes.note(n, drafting if verified else [PLAIN], mode == "probe", price)
         seconds = None
         if record.plain_seconds > 0.0:
@@ -379,7 +372,39 @@ class Controller:
                 self._metrics.add_event("probe")
             self._metrics.set_load(n, batch.waiting_requests)
         record.plan_id = plan_id
-        return Plan(plan_id, handles, proposer, k, k, mode, seconds, expected)
+        return Plan(plan_id, offered.handles, proposer, k, k, mode, seconds, expected)
+
+    def _offered(self, batch: BatchState, space: StepSpace) -> Offered:
+        """What the batch offers, made safe for kernels."""
+        n, p, k_max = space.n, len(self.proposers), self.k_max
+        nothing, room = space.nothing, batch.room
+        if batch.stale_tokens is not None:
+            space.arrays.stale[:] = batch.stale_tokens
+        elif space.has_stale:
+            space.arrays.stale[:] = 0.0
+        space.has_stale = batch.stale_tokens is not None
+        return Offered(
+            checked(batch.handles, INT64, (n,), "handles"),
+            checked(batch.context_tokens, INT32, (n,), "context_tokens"),
+            checked_or(batch.last_tokens, INT32, (n,), "last_tokens", nothing.last_tokens),
+            nothing.room if room is None else clipped_int16(room, (n,), "room"),
+            self._most_at(n),
+            checked_or(batch.offer_lengths, INT16, (p, n), "offer_lengths", nothing.lengths),
+            checked_or(
+                batch.offer_confidence, FLOAT32, (p, n, k_max), "offer_confidence",
+                nothing.confidence,
+            ),
+        )  # fmt: skip
+
+    def _probe_price(self, record: StepRecord, space: StepSpace) -> float:
+        """What the drafting of a planned probe takes, in plain steps; 0 if that is not known."""
+        if not record.plain_seconds > 0.0:
+            return 0.0
+        arrays = space.arrays
+        return (
+            self.cost.drafting_seconds(arrays.depth, arrays.draft_tokens, arrays.catch_up)
+            / record.plain_seconds
+        )
 
     def _most_at(self, requests: int) -> Int16Array:
         """The most tokens each proposer may draft [p], under the cap tuned for this load."""
@@ -388,6 +413,18 @@ class Controller:
             if cap.load <= requests:
                 k = cap.k
         return self._most if k is None else np.minimum(self._most, np.int16(k))
+
+    def _program(self, requests: int) -> Memory | None:
+        """The policy in compiled code, if it is a program."""
+        return self.policy.program(requests, self.k_max, self.cost)
+
+    def _is_overruled(self, requests: int, octave: int) -> bool:
+        """Whether guard or probes may have a say in this step, or nothing is known to plan by."""
+        if requests == 0 or not self.cost.is_known:
+            return True
+        if self._guards is not None and self._guards[octave].is_holding:
+            return True
+        return self._probes is not None and self._probes.due(requests, self.cost.models) is not None
 
     def _decide(self, view: View, octave: int) -> tuple[Decision, Mode]:
         """The policy's decision, unless guard or probes overrule an adaptive policy."""
@@ -430,8 +467,7 @@ class Controller:
         record: StepRecord,
         space: StepSpace,
         batch: BatchState,
-        handles: Int64Array,
-        confidence: Float32Array,
+        offered: Offered,
     ) -> View:
         arrays = space.arrays
         behind = space.nothing.behind
@@ -442,18 +478,18 @@ class Controller:
             pace = requests.decode_seconds[arrays.slots] / tokens
             behind = np.divide(pace, target, out=np.zeros_like(pace), where=target > 0.0)
         return View(
-            handles.shape[0],
+            space.n,
             batch.waiting_requests,
             record.context_tokens,
             arrays.workloads,
             arrays.limits,
-            confidence,
+            offered.confidence,
             arrays.hazards,
             arrays.stale,
             behind,
             self.cost,
             record.plain_seconds,
-            handles,
+            offered.handles,
             batch.prefill_tokens > 0,
         )
 
@@ -462,17 +498,27 @@ class Controller:
         plan: Plan,
         record: StepRecord,
         space: StepSpace,
-        verify: Int16Array,
+        drafted: Int16Array,
         confidence: Float32Array,
     ) -> Int16Array:
-        drafts = look_again(space.reference, plan.proposer, verify, confidence)
-        if drafts == 0 or record.view is None:
-            return verify
-        record.is_trimmed = True
-        arrays = space.arrays
-        kept = self.policy.trim(record.view, Decision(plan.proposer, verify), arrays.draft_hazards)
-        np.minimum(verify, kept, out=arrays.kept)
-        return arrays.kept.copy() if plan.mode == "speculate" else verify
+        arrays, view = space.arrays, record.view
+        program = self._program(space.n) if view is None else None
+        if program is not None:
+            is_less, record.is_trimmed = trim_fused(
+                space.reference, program, plan.proposer, plan.k, drafted, confidence,
+                space.octave, record.context_tokens, record.plain_seconds,
+            )  # fmt: skip
+        else:
+            is_less = bound_drafted(space.reference, drafted, plan.k)
+            drafts = look_again(space.reference, plan.proposer, arrays.drafted, confidence)
+            record.is_trimmed = drafts > 0 and view is not None
+            if view is not None and drafts > 0:
+                decision = Decision(plan.proposer, arrays.drafted)
+                kept = self.policy.trim(view, decision, arrays.draft_hazards)
+                np.minimum(arrays.drafted, kept, out=arrays.kept)
+        is_cut = record.is_trimmed and plan.mode == "speculate"
+        verify: Int16Array = arrays.kept if is_cut else arrays.drafted
+        return verify.copy() if is_cut or is_less else plan.k
 
     def _observe(
         self,
@@ -491,8 +537,8 @@ class Controller:
         space.refer_to(self._standing)
         arrays = space.arrays
         matched = checked_or(result.matched, INT16, (p, n), "matched", arrays.unmatched)
-        total, num_verified, paid, drifts, surprised = conclude(
-            space.reference, plan.handles, plan.proposer, plan.k,
+        observed = (
+            plan.handles, plan.proposer, plan.k,
             checked(result.verified, INT16, (n,), "verified"),
             checked(result.accepted, INT16, (n,), "accepted"),
             checked(result.committed, INT16, (n,), "committed"),
@@ -500,6 +546,13 @@ class Controller:
             step_seconds, self._no_times if draft_seconds is None else draft_seconds,
             draft_seconds is not None, is_routine,
         )  # fmt: skip
+        program, said = self._program(n), NEW_WORKLOAD
+        if program is not None:
+            total, num_verified, paid, drifts, surprised, said = observe_fused(
+                space.reference, program, *observed, 0.0 if has_prefill else record.plain_seconds
+            )
+        else:
+            total, num_verified, paid, drifts, surprised = conclude(space.reference, *observed)
         if drifts:
             self._event("drift", drifts)
             if self._probes is not None:
@@ -522,19 +575,25 @@ class Controller:
             if record.plain_seconds > 0.0 and not has_prefill:
                 worth = n / record.plain_seconds
                 self._note_worth(total, step_seconds, worth)
-                if guard is not None and plan.mode == "speculate" and num_verified > 0:
-                    if guard.note_speculative(total, step_seconds, worth):
-                        self._event("guard")
+                if (
+                    guard is not None
+                    and plan.mode == "speculate"
+                    and num_verified > 0
+                    and guard.note_speculative(total, step_seconds, worth)
+                ):
+                    self._event("guard")
         else:
             self._dropped("unusable step time")
-        self.policy.learn(
-            Outcome(
-                n, arrays.workloads, plan.proposer, plan.k, arrays.kept, arrays.verified,
-                arrays.accepted, arrays.committed, matched, arrays.offer_lengths, step_seconds,
-                draft_seconds, record.plain_seconds, has_prefill, plan.handles,
-                record.arm,
-            )
-        )  # fmt: skip
+        if said != NEW_WORKLOAD:
+            self.policy.learned(said, n)
+        else:
+            self.policy.learn(
+                Outcome(
+                    n, arrays.workloads, plan.proposer, plan.k, arrays.kept, arrays.verified,
+                    arrays.accepted, arrays.committed, matched, arrays.offer_lengths, step_seconds,
+                    draft_seconds, record.plain_seconds, has_prefill, plan.handles, record.arm,
+                )
+            )  # fmt: skip
         if self._metrics is not None:
             self._metrics.add_tokens(
                 plan.proposer, arrays.workloads - 1, arrays.drafted, arrays.verified,

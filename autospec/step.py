@@ -55,6 +55,19 @@ class Nothing:
         self.behind: Float64Array = np.zeros(n)
 
 
+class Offered(NamedTuple):
+    """What a step may be planned from, safe for kernels; ``most`` [p] is what each proposer may
+    draft, 0 for one that may not be used."""
+
+    handles: Int64Array  # [n]
+    context_tokens: Int32Array  # [n]
+    last_tokens: Int32Array  # [n]
+    room: Int16Array  # [n]
+    most: Int16Array  # [p]
+    offers: Int16Array  # [p, n]
+    confidence: Float32Array  # [p, n, k]
+
+
 class StepArrays(NamedTuple):
     """What is kept of a step between plan and observe.
 

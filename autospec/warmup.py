@@ -9,6 +9,7 @@ import numpy as np
 from autospec.config import LearningSettings
 from autospec.cost import StepLoad
 from autospec.estimators import Estimators
+from autospec.fused import observe_fused, plan_fused, trim_fused
 from autospec.policy import make_policy
 from autospec.policy.base import Decision, Outcome, PolicyOptions, View
 from autospec.records import EngineInfo, ProposerInfo
@@ -65,6 +66,21 @@ def warm_up(
         space.reference, handles, proposer, k,
         k, k, k, arrays.unmatched, True, False, space.octave, context, 1.0, np.zeros(p), True, True,
     )  # fmt: skip
+    program = policy.program(n, k_max, learned.cost)
+    if program is not None:
+        plan_fused(
+            space.reference, program, handles, nothing.last_tokens, nothing.last_tokens,
+            nothing.room, np.ones(p, dtype=np.int16), nothing.lengths, nothing.confidence,
+            space.octave, 1.0, proposer, k,
+        )  # fmt: skip
+        trim_fused(
+            space.reference, program, proposer, k, k, nothing.confidence[0], space.octave, context,
+            plain_seconds,
+        )  # fmt: skip
+        observe_fused(
+            space.reference, program, handles, proposer, k, k, k, k, arrays.unmatched, True, False,
+            space.octave, context, 1.0, np.zeros(p), True, True, plain_seconds,
+        )  # fmt: skip
     if policy.adaptive:
         policy.decide(view)
         policy.trim(view, Decision(proposer, k), arrays.draft_hazards)

@@ -373,6 +373,17 @@ class Stubborn:
         return Decision(np.zeros(n, dtype=np.int16), np.full(n, self.k, dtype=np.int16))
 
 
+def replace_in_policy(
+    monkeypatch: pytest.MonkeyPatch,
+    engine: SimulatedEngine,
+    method: str,
+    stand_in: Callable[..., Any],
+) -> None:
+    """Replace one method of the policy, which then is no compiled program any more."""
+    monkeypatch.setattr(engine.controller.policy, "program", lambda *_: None)
+    monkeypatch.setattr(engine.controller.policy, method, stand_in)
+
+
 def test_the_guard_stops_a_loss_and_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = CollectorRegistry()
     engine = serve(
@@ -383,7 +394,7 @@ def test_the_guard_stops_a_loss_and_lets_go(monkeypatch: pytest.MonkeyPatch) -> 
         metrics=Metrics(registry),
     )
     engine.run(100)
-    monkeypatch.setattr(engine.controller.policy, "decide", Stubborn(4))
+    replace_in_policy(monkeypatch, engine, "decide", Stubborn(4))
     engine.run(2000)
     seen = modes(engine, 2000)
     activations = registry.get_sample_value("autospec_guard_activations_total")
@@ -399,7 +410,7 @@ def test_the_guard_stops_a_loss_and_lets_go(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_guard_lets_go_while_every_step_also_prefills(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = serve([lookup(hazard=0.0)], DEAR_TOKENS, yaml="guard: {hold_steps: 20}", requests=2)
     engine.run(100)
-    monkeypatch.setattr(engine.controller.policy, "decide", Stubborn(4))
+    replace_in_policy(monkeypatch, engine, "decide", Stubborn(4))
     while engine.plans[-1].mode != "guard":
         engine.step()
     for _ in range(30):
@@ -410,7 +421,7 @@ def test_the_guard_lets_go_while_every_step_also_prefills(monkeypatch: pytest.Mo
 def test_the_guard_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = serve([lookup(hazard=0.0)], DEAR_TOKENS, yaml="guard: {enabled: false}", requests=2)
     engine.run(50)
-    monkeypatch.setattr(engine.controller.policy, "decide", Stubborn(4))
+    replace_in_policy(monkeypatch, engine, "decide", Stubborn(4))
     engine.run(300)
     assert "guard" not in modes(engine)
 
@@ -792,7 +803,7 @@ class Broken:
         return np.zeros(1)
 
 
-@pytest.mark.parametrize("method", ["decide", "trim", "learn"])
+@pytest.mark.parametrize("method", ["decide", "trim", "learn", "program"])
 def test_a_policy_that_raises_is_counted_and_logged_once(
     method: str, monkeypatch: pytest.MonkeyPatch, faults: Callable[[], list[str]]
 ) -> None:
@@ -800,14 +811,14 @@ def test_a_policy_that_raises_is_counted_and_logged_once(
     drafter = model(hazard=0.9, depth_seconds=0.001)
     engine = serve([drafter], metrics=Metrics(registry))
     engine.run(60)
-    monkeypatch.setattr(engine.controller.policy, method, Broken(1))
+    replace_in_policy(monkeypatch, engine, method, Broken(1))
     engine.run(40)
-    place = {"decide": "plan", "trim": "trim", "learn": "observe"}[method]
+    place = {"trim": "trim", "learn": "observe"}.get(method, "plan")
     count = registry.get_sample_value("autospec_fallbacks_total", {"reason": place})
     assert count is not None
     assert count >= 30
     assert len(faults()) == 1
-    if method == "decide":
+    if place == "plan":
         assert engine.share_off(30) == 1.0
 
 
@@ -826,7 +837,7 @@ def test_a_policys_decision_is_kept_within_bounds(
 ) -> None:
     engine = serve([lookup(hazard=0.9)])
     engine.run(20)
-    monkeypatch.setattr(engine.controller.policy, "decide", lambda view: decision)
+    replace_in_policy(monkeypatch, engine, "decide", lambda view: decision)
     for _ in range(40):
         plan, _ = engine.step()
         assert 0 <= plan.k[0] <= 8

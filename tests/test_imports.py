@@ -36,6 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("policy", "proposers"),
     ("config", "rows", "expectation"),
     ("step",),
+    ("fused",),
     ("estimators", "outlook"),
     ("warmup",),
     ("controller",),

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from autospec.cost import StepCost
+from autospec.policy.program import Memory
 from autospec.records import (
     NO_PROPOSER,
     Float32Array,
@@ -127,6 +128,14 @@ class Policy(ABC, Generic[Options]):
 
     def learn(self, outcome: Outcome) -> None:
         """Take note of what a step brought."""
+
+    def program(self, requests: int, positions: int, cost: StepCost) -> Memory | None:
+        """``decide``, ``trim`` and ``learn`` for so many requests and draft positions in compiled
+        code, where the policy is nothing else; ``learned`` is told what it said."""
+        return None
+
+    def learned(self, said: int, requests: int) -> None:
+        """The program has learned from a step of so many requests; all but NEW_WORKLOAD."""
 
     def wants_offers(self) -> NDArray[np.bool_]:
         """Which lookups should draft before the next plan [p]."""

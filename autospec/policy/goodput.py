@@ -89,22 +89,20 @@ class Goodput(Policy[GoodputOptions]):
         n = view.requests
         if not view.cost.is_known:
             return plain(n)
-        self._fit(view)
+        self._fit(n, view.hazards.shape[2], view.cost)
         decide_step(
             self._memory, view.hazards, view.limits, view.stale_tokens, view.workloads,
-            self._objective, octave_of(n), view.context_tokens, view.plain_seconds,
-            self._weigh(view), self.options.hysteresis, self.options.catch_up_steps,
+            octave_of(n), view.context_tokens, view.plain_seconds, self._weigh(view),
             float(view.cost.trusted_tokens(n) - n),
         )  # fmt: skip
         return Decision(self._room.best.proposer[:n], self._room.best.k[:n])
 
     def trim(self, view: View, decision: Decision, hazards: Float32Array) -> Int16Array:
         """The same program with drafting already paid and the drafts' confidences known."""
-        self._fit(view)
+        self._fit(view.requests, view.hazards.shape[2], view.cost)
         trim_step(
             self._memory, decision.proposer, decision.k, hazards, view.workloads,
-            self._objective, octave_of(view.requests), view.context_tokens, view.plain_seconds,
-            self._weigh(view),
+            octave_of(view.requests), view.context_tokens, view.plain_seconds, self._weigh(view),
         )  # fmt: skip
         return self._room.best.k[: view.requests]
 
@@ -118,12 +116,24 @@ class Goodput(Policy[GoodputOptions]):
             0.0 if outcome.has_prefill else outcome.plain_seconds,
             self._no_times if draft_seconds is None else draft_seconds, draft_seconds is not None,
         )  # fmt: skip
-        if learned == GATE_IS_RIPE:
-            self._gate.judge(outcome.requests)
-        elif learned == NEW_WORKLOAD:
+        if learned == NEW_WORKLOAD:
             self._rate.grow(outcome.workloads)
             self._make(self._most, self._positions, self._cost)
             self.learn(outcome)
+        else:
+            self.learned(learned, outcome.requests)
+
+    def program(self, requests: int, positions: int, cost: StepCost) -> Memory | None:
+        """All of the above in compiled code, where requests do not weigh by their targets."""
+        if self._objective == SLO:
+            return None
+        self._fit(requests, positions, cost)
+        return self._memory
+
+    def learned(self, said: int, requests: int) -> None:
+        """The program has learned from a step, and this is what it said."""
+        if said == GATE_IS_RIPE:
+            self._gate.judge(requests)
 
     def wants_offers(self) -> NDArray[np.bool_]:
         """The lookups that are worth their time, the others now and then."""
@@ -138,11 +148,10 @@ class Goodput(Policy[GoodputOptions]):
         self._urgency[: view.requests] = weights
         return float(weights.sum())
 
-    def _fit(self, view: View) -> None:
-        """Make room for this step."""
-        n, positions = view.requests, view.hazards.shape[2]
-        if n > self._most or positions != self._positions or view.cost is not self._cost:
-            self._make(max(n, 2 * self._most), positions, view.cost)
+    def _fit(self, n: int, positions: int, cost: StepCost) -> None:
+        """Make room for a step."""
+        if n > self._most or positions != self._positions or cost is not self._cost:
+            self._make(max(n, 2 * self._most), positions, cost)
 
     def _make(self, n: int, positions: int, cost: StepCost) -> None:
         """Arrays for steps of up to ``n`` requests; they are written anew in each of them."""
@@ -154,6 +163,9 @@ class Goodput(Policy[GoodputOptions]):
         self._room = room = Workspace.empty(p, n, positions)
         self._memory = by_reference(
             Memory(
+                objective=self._objective,
+                hysteresis=self.options.hysteresis,
+                catch_up_steps=self.options.catch_up_steps,
                 lookup=self.lookup,
                 held_depth=self._held_depth,
                 cost=cost.reference,

@@ -40,12 +40,15 @@ _MOST_PLAIN_STEPS = 32.0  # that one step may count for; a machine that slept te
 
 
 class Memory(NamedTuple):
-    """What the policy remembers, and room for steps of up to n requests.
+    """What the policy is asked for and remembers, and room for steps of up to n requests.
 
     ``urgency`` [n] are the weights of requests with a target, ``gross`` [p, n] the gains of what
     is appended behind heads.
     """
 
+    objective: int
+    hysteresis: float
+    catch_up_steps: float
     lookup: NDArray[np.bool_]  # [p]
     held_depth: Int16Array  # [p]
     cost: CostArrays
@@ -83,17 +86,15 @@ def decide_step(
     limits: Int16Array,
     stale_tokens: Float64Array,
     workloads: Int32Array,
-    objective: int,
     octave: int,
     context_tokens: int,
     plain_seconds: float,
     urgency: float,
-    hysteresis: float,
-    catch_up_steps: float,
     spare_tokens: float,
 ) -> None:
     """The allocation of a step of requests [n], at most ``spare_tokens`` draft tokens in all."""
-    setting = Setting(objective, octave, context_tokens, plain_seconds, urgency)
+    setting = Setting(memory.objective, octave, context_tokens, plain_seconds, urgency)
+    hysteresis, catch_up_steps = memory.hysteresis, memory.catch_up_steps
     n, num_proposers, positions = hazards.shape
     stale = memory.stale
     for p in range(num_proposers):
@@ -125,14 +126,13 @@ def trim_step(
     k: Int16Array,
     hazards: Float32Array,
     workloads: Int32Array,
-    objective: int,
     octave: int,
     context_tokens: int,
     plain_seconds: float,
     urgency: float,
 ) -> None:
     """The same program with drafting already paid, each request left its own k [n]."""
-    setting = Setting(objective, octave, context_tokens, plain_seconds, urgency)
+    setting = Setting(memory.objective, octave, context_tokens, plain_seconds, urgency)
     limits = memory.limits
     limits[:] = 0
     for i in range(proposer.shape[0]):

@@ -84,6 +84,7 @@ class FakeEngine:
         self.most_scheduled = K
         policy = self.steering.pilot.controller.policy
         policy.decide = self.decide  # type: ignore[method-assign]
+        policy.program = lambda *_: None  # type: ignore[method-assign]
         self.steering.pilot.controller._probes = None
 
     def get_request_counts(self) -> tuple[int, int]:

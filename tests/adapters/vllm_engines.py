@@ -261,7 +261,9 @@ def generate(
 
 def decide_with(pilot: Pilot, decide: Callable[[View], Decision]) -> None:
     """Replace the policy's decision; nothing overrules it."""
-    pilot.controller.policy.decide = decide  # type: ignore[assignment, method-assign]
+    policy = pilot.controller.policy
+    policy.decide = decide  # type: ignore[assignment, method-assign]
+    policy.program = lambda *_: None  # type: ignore[method-assign]
     pilot.controller._probes = None
     pilot.controller._guards = None
 
