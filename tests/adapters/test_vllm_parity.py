@@ -109,6 +109,18 @@ def test_the_multiprocess_engine(
     assert "autospec_fallbacks_total" not in shown
 
 
+def test_tensor_parallel_workers_obey_one_decision(plain: dict[int, list[int]]) -> None:
+    """Two processes that each hold half of the target and of the drafter."""
+    with engine("draft_model", tensor_parallel_size=2) as llm:
+        steering = steering_of(llm)
+        random_decisions(steering.pilot)
+        assert generate(llm, TEXTS) == plain
+        verified = samples(steering, "autospec_verified_tokens_total")
+        proposers = {proposer for (proposer, _), count in verified.items() if count > 0}
+        assert proposers == {"ngram", "suffix", "draft_model"}
+        assert not samples(steering, "autospec_fallbacks_total")
+
+
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 @pytest.mark.parametrize("place", ["decide", "learn", "start", "finish", "plan", "offer", "update"])
 def test_faults_leave_the_engine_running(
