@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import platform
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -37,7 +36,7 @@ from autospec.policy import make_policy
 from autospec.policy.base import NO_ARM, Decision, Outcome, View, plain
 from autospec.policy.program import NEW_WORKLOAD, Memory
 from autospec.probe import PLAIN, ProbeClocks
-from autospec.profile import Identity, Profile, save_delta, warm_start
+from autospec.profile import Identity, Profile, warm_start
 from autospec.records import (
     NO_PROPOSER,
     BatchState,
@@ -52,6 +51,7 @@ from autospec.records import (
     StepResult,
 )
 from autospec.rows import UNKNOWN_SLOT, RequestRows
+from autospec.saving import Saving
 from autospec.step import (
     Offered,
     StepRecord,
@@ -109,7 +109,6 @@ class Controller:
         self.identity = Identity.of(engine, self.proposers)
         self.k_max = max((info.max_k for info in proposers), default=0)
         self._clock = clock
-        self._wall_clock = wall_clock
         self._metrics = metrics
         self._journal = journal
         self._most = _usable(settings, self.proposers)
@@ -160,8 +159,11 @@ class Controller:
         self._has_targets = False
         self.last_decision_seconds = 0.0
         self._plain_sum = 0.0
-        self._saving: threading.Thread | None = None
-        self._saved_at = wall_clock()
+        self._saving = Saving(
+            settings.profile, self.learned, self.workloads,
+            f"learned while serving, policy {type(self.policy).__name__.lower()}", wall_clock,
+            lambda error: self._fault("save", error),
+        )  # fmt: skip
         if profile is not None:
             faded = profile.faded(wall_clock(), settings.profile.half_life_days)
             try:
@@ -211,11 +213,7 @@ class Controller:
             self._dropped("unknown request")
             return
         self.rows.finish(slot)
-        path = self.settings.profile.path
-        if path is not None:
-            age = self._wall_clock() - self._saved_at
-            if age >= self.settings.profile.save_every_seconds:
-                self._save_in_background(path)
+        self._saving.save_when_due()
 
     # The hot path ---------------------------------------------------------------------------
 
@@ -300,11 +298,8 @@ class Controller:
         Without ``path`` the settings' one is used; None if there is neither. Raises ProfileError.
         """
         path = self.settings.profile.path if path is None else Path(path)
-        if path is None:
-            return None
-        self._join_saving()
-        self._saved_at = self._wall_clock()
-        self._write(path, self._take_fresh())
+        if path is not None:
+            self._saving.save(path)
         return path
 
     def close(self) -> None:
@@ -635,40 +630,6 @@ class Controller:
         keep = 1.0 - 1.0 / _SPEEDUP_WINDOW_STEPS
         self._committed_sum = self._committed_sum * keep + committed
         self._plain_sum = self._plain_sum * keep + plain_tokens_per_second * seconds
-
-    def _save_in_background(self, path: Path) -> None:
-        if self._saving is not None and self._saving.is_alive():
-            return
-        self._saved_at = self._wall_clock()
-        fresh = self._take_fresh()
-
-        def write() -> None:
-            try:
-                self._write(path, fresh)
-            except Exception as error:
-                self._fault("save", error)
-
-        self._saving = threading.Thread(target=write, name="autospec-profile")
-        self._saving.start()
-
-    def _take_fresh(self) -> Profile:
-        policy = type(self.policy).__name__.lower()
-        return self.learned.take_fresh(
-            self.workloads.labels, f"learned while serving, policy {policy}", self._wall_clock()
-        )
-
-    def _write(self, path: Path, fresh: Profile) -> None:
-        """Add to the file; what cannot be written is kept for the next time."""
-        try:
-            save_delta(path, fresh, self.settings.profile.half_life_days)
-        except BaseException:
-            self.learned.return_fresh(fresh, self.workloads.labels)
-            raise
-
-    def _join_saving(self) -> None:
-        if self._saving is not None:
-            self._saving.join()
-            self._saving = None
 
     def _name_workloads(self) -> None:
         labels = self.workloads.labels

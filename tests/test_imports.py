@@ -38,7 +38,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("step",),
     ("fused",),
     ("estimators", "outlook"),
-    ("warmup",),
+    ("warmup", "saving"),
     ("controller",),
     ("replay_engine",),
     ("replay",),
