@@ -165,14 +165,23 @@ _CONTROLLER = (
     "acceptance.py",
     "allocation.py",
     "controller.py",
+    "compiled.py",
     "cost.py",
+    "estimators.py",
+    "expectation.py",
+    "fused.py",
     "guard.py",
+    "hazards.py",
+    "octave.py",
     "probe.py",
     "rows.py",
+    "step.py",
     "policy/goodput.py",
     "policy/going_rate.py",
+    "policy/kept_share.py",
     "policy/appended.py",
     "policy/offer_gate.py",
+    "policy/program.py",
 )
 
 
