@@ -71,6 +71,9 @@ class _Reference:
         self._numba_type_ = numba_type
         self.address: int = self._words.ctypes.data
 
+    def __reduce__(self) -> str:
+        raise TypeError("a record by reference cannot be copied: its address would stay the same")
+
 
 def by_reference(record: Record) -> Record:
     """A named tuple of arrays, numbers and others like it, in a form that only kernels can read.
