@@ -62,8 +62,9 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Served:
     """A block as it was served. ``first_tokens`` of the ``tokens`` come from prompts. ``choices``
-    counts request steps by number of draft tokens; ``steps`` and ``overhead_seconds`` are engine
-    steps and AutoSpec's own time in them, ``timeline`` is step by step."""
+    counts request steps by number of draft tokens; ``steps`` are engine steps. Scheduling them and
+    taking their results in took ``scheduler_seconds``, of which ``overhead_seconds`` are AutoSpec's
+    own. ``timeline`` is step by step."""
 
     tokens: int
     first_tokens: int
@@ -72,6 +73,7 @@ class Served:
     drafted: int
     choices: dict[int, int]
     steps: int
+    scheduler_seconds: float
     overhead_seconds: float
     timeline: Sequence[Step]
 
@@ -179,22 +181,31 @@ class Server:
             drafted=sum(k * count for k, count in self._choices.items()),
             choices=dict(self._choices),
             steps=self._steps,
+            scheduler_seconds=self._scheduling,
             overhead_seconds=self._overhead,
             timeline=timeline,
         )
 
     def _start_counting(self) -> None:
         self._request_steps = self._steps = 0
-        self._overhead = 0.0
+        self._scheduling = self._overhead = 0.0
         self._choices: Counter[int] = Counter()
         self._scheduled = (0, 0, False)  # requests that decode, their draft tokens, any prompts
 
     def _watch(self) -> None:
-        """Count what is scheduled and, where AutoSpec steers, the time that it takes itself."""
-        schedule = self._scheduler.schedule
+        """Count what is scheduled, the time of it and, where AutoSpec steers, its own part."""
+        schedule, update = self._scheduler.schedule, self._scheduler.update_from_output
+
+        def updated(*args: Any, **kwargs: Any) -> Any:
+            began = self._clock()
+            answer = update(*args, **kwargs)
+            self._scheduling += self._clock() - began
+            return answer
 
         def counted(*args: Any, **kwargs: Any) -> Any:
+            began = self._clock()
             output = schedule(*args, **kwargs)
+            self._scheduling += self._clock() - began
             self._steps += bool(output.num_scheduled_tokens)
             drafts = output.scheduled_spec_decode_tokens
             ks: list[int] = []
@@ -208,6 +219,7 @@ class Server:
             return output
 
         self._scheduler.schedule = counted
+        self._scheduler.update_from_output = updated
         steering = getattr(self._scheduler, "steering", None)
         if steering is None:
             return

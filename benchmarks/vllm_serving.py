@@ -193,9 +193,15 @@ def preload() -> list[str]:
 
 
 def verdict(
-    console: Console, measurement: Measurement, overheads: Mapping[int, list[float]]
+    console: Console,
+    measurement: Measurement,
+    overheads: Mapping[int, list[float]],
+    scheduling: Mapping[str, Mapping[int, list[float]]],
 ) -> dict[str, Any]:
-    """AutoSpec against the best of the others, cell by cell and in all; with the bounds."""
+    """AutoSpec against the best of the others, cell by cell and in all; with the bounds.
+
+    ``overheads`` by load and ``scheduling`` by arm and load are in milliseconds a step, by round.
+    """
     rivals = [arm for arm in measurement.arms if arm != ADAPTIVE]
     table = Table(title="AutoSpec against the best of the others", title_justify="left")
     for name in ("cell", "best other", "AutoSpec / best", "rounds", "bound"):
@@ -229,14 +235,30 @@ def verdict(
             f">= {cell['bound']:.2f} {is_met}",
         )
     console.print(table)
-    by_load = {load: sorted(each)[len(each) // 2] for load, each in overheads.items() if each}
+    by_load = _medians(overheads)
     for load, milliseconds in by_load.items():
         console.print(
             f"AutoSpec's own time a step at {load} running: {milliseconds:.3f} ms"
             + (f" (bound {MOST_OVERHEAD_MS})" if load == max(by_load) else ""),
             highlight=False,
         )
-    return {"cells": cells, "overhead_ms_per_step": by_load}
+    by_arm = {arm: _medians(scheduling[arm]) for arm in measurement.arms}
+    for load in by_load:
+        told = ", ".join(f"{arm} {each[load]:.2f}" for arm, each in by_arm.items())
+        console.print(
+            f"schedule and update_from_output, ms a step at {load} running: {told}",
+            markup=False,
+            highlight=False,
+        )
+    return {
+        "cells": cells,
+        "overhead_ms_per_step": by_load,
+        "scheduler_ms_per_step": by_arm,
+    }
+
+
+def _medians(by_load: Mapping[int, list[float]]) -> dict[int, float]:
+    return {load: sorted(each)[len(each) // 2] for load, each in by_load.items() if each}
 
 
 def main() -> None:
@@ -291,6 +313,9 @@ def main() -> None:
     arms = options.arms.split(",")
     measurement = Measurement.empty(phases, arms)
     overheads: dict[int, list[float]] = {load: [] for load in loads}
+    scheduling: dict[str, dict[int, list[float]]] = {
+        arm: {load: [] for load in loads} for arm in arms
+    }
     warm_up: dict[str, dict[int, BlockResult]] = {arm: {} for arm in arms}
     table: list[list[int]] = []
     began = time.monotonic()
@@ -314,6 +339,8 @@ def main() -> None:
                     served = serve(processes, arm, block, phases, tokens)
                     results[arm] = as_result(arm, served, len(block.prompts))
                     load = phases[block.phase].load
+                    if block.round:
+                        scheduling[arm][load].append(1000 * served.scheduler_seconds / served.steps)
                     if arm == ADAPTIVE and block.round:
                         overheads[load].append(1000 * served.overhead_seconds / served.steps)
                 speeds = ", ".join(
@@ -338,7 +365,7 @@ def main() -> None:
     print_summary(console, measurement)
     found: dict[str, Any] = {"options": vars(options), "table": table, **report(measurement)}
     if ADAPTIVE in arms:
-        found["verdict"] = verdict(console, measurement, overheads)
+        found["verdict"] = verdict(console, measurement, overheads, scheduling)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1, default=str) + "\n")
     console.print(f"{time.monotonic() - began:.0f} s in all", highlight=False)
