@@ -62,6 +62,7 @@ class Choice:
 class BlockResult:
     """One arm's run over one block. ``request_steps`` are decoding steps, summed over requests, and
     ``step_tokens`` what they committed; the first token of a request comes from its prompt.
+    ``equal_outputs`` of the ``requests`` are plain decoding's, None where nobody compared them.
     ``disturbed`` counts blocks during which other processes took processor time."""
 
     tokens: int
@@ -71,7 +72,7 @@ class BlockResult:
     drafted: int = 0
     accepted: int = 0
     choices: Mapping[Choice, int] = field(default_factory=dict)
-    equal_outputs: int = 0
+    equal_outputs: int | None = None
     requests: int = 0
     disturbed: int = 0
 
@@ -93,6 +94,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 def add_results(results: Iterable[BlockResult]) -> BlockResult:
     """Sums over blocks; ratios are to be taken of the sums, never averaged."""
     parts = list(results)
+    equal = [part.equal_outputs for part in parts if part.equal_outputs is not None]
     choices: Counter[Choice] = Counter()
     for part in parts:
         choices.update(part.choices)
@@ -104,7 +106,7 @@ def add_results(results: Iterable[BlockResult]) -> BlockResult:
         drafted=sum(part.drafted for part in parts),
         accepted=sum(part.accepted for part in parts),
         choices=dict(choices),
-        equal_outputs=sum(part.equal_outputs for part in parts),
+        equal_outputs=sum(equal) if equal else None,
         requests=sum(part.requests for part in parts),
         disturbed=sum(part.disturbed for part in parts),
     )

@@ -13,6 +13,7 @@ from autospec.phases import (
     BlockResult,
     Measurement,
     acceptance_length,
+    add_results,
     spread,
     tokens_per_second,
 )
@@ -71,13 +72,13 @@ def findings(measurement: Measurement) -> list[str]:
             f"and at {adaptive / static[best]:.2f}x that of the best single static arm, {best}"
         )
     if PLAIN in totals and len(totals) > 1:
-        others = [result for arm, result in totals.items() if arm != PLAIN]
-        requests = sum(result.requests for result in others)
-        equal = sum(result.equal_outputs for result in others)
-        found.append(
-            f"{equal} of {requests} outputs are those of plain decoding token for token"
-            + ("" if equal == requests else "; the others differ where rounding decides a tie")
-        )
+        others = add_results(result for arm, result in totals.items() if arm != PLAIN)
+        equal, requests = others.equal_outputs, others.requests
+        if equal is not None:
+            found.append(
+                f"{equal} of {requests} outputs are those of plain decoding token for token"
+                + ("" if equal == requests else "; the others differ where rounding decides a tie")
+            )
     blocks = sum(len(rounds) for phases in measurement.results.values() for rounds in phases)
     disturbed = sum(result.disturbed for result in totals.values())
     if disturbed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autospec.errors import InputError
@@ -22,6 +24,7 @@ from autospec.phases import (
     tokens_per_second,
 )
 from autospec.prompts import Message, Prompt
+from autospec.summary import findings
 
 PROMPTS = tuple(
     Prompt(f"{workload}{number}", workload, (Message("user", "text"),))
@@ -101,6 +104,16 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert found["phases"][0]["rounds"] == 3
     assert found["total"]["adaptive"]["ratio_to_plain"] == 2.0  # 13 seconds over 6.5
     assert found["total"]["plain"]["tokens"] == 30
+
+
+def test_outputs_that_nobody_compared_are_not_told_about() -> None:
+    measurement = Measurement.empty([Phase(1, ("a",), 1, 10, 1)], ["plain", "adaptive"])
+    plain, adaptive = BlockResult(10, 2.0, 9, 9), BlockResult(10, 1.0, 9, 6, requests=1)
+    measurement.add_round(0, {"plain": plain, "adaptive": adaptive})
+    assert not any("token for token" in each for each in findings(measurement))
+    assert report(measurement)["total"]["adaptive"]["outputs_equal_to_plain"] is None
+    measurement.add_round(0, {"plain": plain, "adaptive": replace(adaptive, equal_outputs=1)})
+    assert any(each.startswith("1 of 2 outputs are") for each in findings(measurement))
 
 
 def test_requests_that_begin_together_end_one_after_the_other() -> None:

@@ -48,7 +48,7 @@ class Total(Form):
     drafted: int
     accepted: int
     requests: int
-    outputs_equal_to_plain: int
+    outputs_equal_to_plain: int | None
     choices: tuple[ChoiceShare, ...] = ()
     ratio_to_plain: float | None
 

@@ -45,10 +45,14 @@ def bench_verdict(run: BenchRun) -> Verdict:
         sentences.append(f"The best arm was {best}, at {times(ratio)} the speed of plain decoding.")
     else:
         sentences.append("Plain decoding was not among the arms, so there is no speedup to name.")
-    others = [total for arm, total in run.total.items() if arm != PLAIN]
-    requests = sum(each.requests for each in others)
+    compared = [
+        (total.outputs_equal_to_plain, total.requests)
+        for arm, total in run.total.items()
+        if arm != PLAIN and total.outputs_equal_to_plain is not None
+    ]
+    requests = sum(each for _, each in compared)
     if PLAIN in run.total and requests:
-        equal = sum(each.outputs_equal_to_plain for each in others)
+        equal = sum(each for each, _ in compared)
         sentences.append(
             f"{count(equal)} of {count(requests)} outputs are those of plain decoding token for "
             "token"
