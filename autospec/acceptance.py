@@ -105,6 +105,7 @@ class HazardTable:
             np.zeros(cells),
             np.zeros(cells, dtype=np.int64),
             np.zeros(1, dtype=np.int64),
+            np.zeros((len(lookup), 2)),
         )
         self._shrinkage = shrinkage
 

@@ -45,6 +45,7 @@ class HazardArrays(NamedTuple):
     Offsets are (mean, precision). ``scratch`` takes the offset of requests that have ended,
     ``strengths`` are those of ``Shrinkage``, in order. ``cell`` is the hazard of a cell without the
     request's and the token's offsets, as of the ``cell_call``-th of the ``calls`` that asked.
+    ``odds`` is scratch: what these offsets make of the odds at later positions, at the first.
     """
 
     lookup: NDArray[np.bool_]  # [p]
@@ -64,6 +65,7 @@ class HazardArrays(NamedTuple):
     cell: Float64Array  # [w, p, q, b]
     cell_call: Int64Array  # [w, p, q, b]
     calls: Int64Array  # [1]
+    odds: Float64Array  # [p, 2]
 
 
 class Rows(NamedTuple):
@@ -137,6 +139,14 @@ def offer_bins(
                     bins[i, p, j] = best
 
 
+@inlined
+def _fill_odds(table: HazardArrays, slot: int, p: int, token_bucket: int) -> None:
+    """The factors on a proposer's odds that come of a request and of its last token."""
+    offset = table.request_offset[slot, p, 0]
+    table.odds[p, 0] = np.exp(offset)
+    table.odds[p, 1] = np.exp(offset + table.token_offset[p, token_bucket, 0])
+
+
 @compiled_brief
 def fill_hazards(
     table: HazardArrays, rows: Rows, limits: Int16Array, bins: UInt8Array, hazards: Float32Array
@@ -147,13 +157,18 @@ def fill_hazards(
     of proposer ``heads[p, 0]``.
     """
     successes, trials, heads, priors = table.successes, table.trials, table.heads, table.priors
-    workload_offset, request_offset = table.workload_offset, table.request_offset
-    token_offset, cell, cell_call = table.token_offset, table.cell, table.cell_call
+    workload_offset = table.workload_offset
+    odds, cell, cell_call = table.odds, table.cell, table.cell_call
     prior_strength, workload_strength = table.strengths[0], table.strengths[1]
     table.calls[0] += 1
     call = table.calls[0]
     for i in range(rows.slots.shape[0]):
         w = rows.workloads[i]
+        for p in range(limits.shape[0]):  # apart from the positions, which would wait for each
+            if limits[p, i] > 0:
+                _fill_odds(table, rows.slots[i], p, rows.token_buckets[i])
+                if heads[p, 1] > 0:
+                    _fill_odds(table, rows.slots[i], heads[p, 0], rows.token_buckets[i])
         for p in range(limits.shape[0]):
             if limits[p, i] == 0:
                 continue
@@ -163,9 +178,7 @@ def fill_hazards(
                 stop = limits[p, i] if part == 1 else min(heads[p, 1], limits[p, i])
                 if start >= stop:
                     continue
-                offset = request_offset[rows.slots[i], s, 0]
-                odds = np.exp(offset)
-                first = np.exp(offset + token_offset[s, rows.token_buckets[i], 0])
+                later, first = odds[s, 0], odds[s, 1]
                 label = 0.0
                 for j in range(start, stop):
                     b = bins[i, p, j]
@@ -185,7 +198,7 @@ def fill_hazards(
                         )
                         cell_call[w, s, q, b] = call
                     h = cell[w, s, q, b]
-                    scaled = h * (first if j == 0 else odds)
+                    scaled = h * (first if j == 0 else later)
                     h = scaled / (scaled + (1.0 - h))
                     hazards[i, p, j] = min(max(h, _LEAST_HAZARD), 1.0 - _LEAST_HAZARD)
 
@@ -291,6 +304,7 @@ def learn_rows(
         lookup, heads, table.successes, table.trials, table.fresh, table.raw_priors, priors,
         table.proposer_offset, table.workload_offset, table.request_offset, table.token_offset,
         table.drift, table.scratch, table.strengths, table.cell, table.cell_call, table.calls,
+        table.odds,
     )  # fmt: skip
     raw_priors = opened.raw_priors
     alarms = 0
