@@ -103,7 +103,9 @@ class Workspace(NamedTuple):
     best: Choice
     trial: Choice
     surplus: Float64Array  # [p, k + 1, n]
+    paying: Int16Array  # [p, n], positions worth their price
     best_lookup: Float64Array  # [n]
+    worths: Float64Array  # [k + 1]
     capped: Int16Array  # [p, n]
     prices: Float64Array  # [p]
     models: Int64Array  # [p], the first of them
@@ -124,7 +126,9 @@ class Workspace(NamedTuple):
             Choice.empty(num_proposers, n),
             Choice.empty(num_proposers, n),
             np.zeros((num_proposers, positions + 1, n)),
+            np.zeros((num_proposers, n), dtype=np.int16),
             np.zeros(n),
+            np.zeros(positions + 1),
             np.zeros((num_proposers, n), dtype=np.int16),
             np.zeros(num_proposers),
             np.zeros(num_proposers, dtype=np.int64),
@@ -207,26 +211,27 @@ def _surplus(
     Of lookups only that of all positions: ``surplus[p, 0, i]``; the best of them is kept as well.
     """
     surplus, prices, best_lookup = room.surplus, room.prices, room.best_lookup
-    deepest = room.deepest
+    deepest, paying = room.deepest, room.paying
     best_lookup[:] = 0.0
     for p in range(limits.shape[0]):
         cost = prices[p]
         for i in range(n):
             total = -(price * draft[p, 3] * stale[p, i])
+            j = 0
             if lookup[p]:
-                for j in range(limits[p, i]):
-                    if not gains[i, p, j] > cost:
-                        break
+                while j < limits[p, i] and gains[i, p, j] > cost:
                     total += gains[i, p, j] - cost
+                    j += 1
+                paying[p, i] = j
                 surplus[p, 0, i] = max(0.0, total)
                 best_lookup[i] = max(best_lookup[i], surplus[p, 0, i])
                 continue
             surplus[p, 0, i] = 0.0
-            j = 0
             while j < limits[p, i] and gains[i, p, j] > cost:
                 total += gains[i, p, j] - cost
                 j += 1
                 surplus[p, j, i] = max(0.0, total)
+            paying[p, i] = j
             for d in range(j + 1, deepest[p] + 1):
                 surplus[p, d, i] = max(0.0, total) if j > 0 else 0.0
 
@@ -253,6 +258,18 @@ def _batch_surplus(
             best = max(best, surplus[models[m], depth[models[m]], i])
         total += best
     return total
+
+
+@compiled_brief
+def _only_model_worths(n: int, room: Workspace, p: int, draft: Float64Array, price: float) -> None:
+    """``_batch_surplus`` of every depth of the only model p, all in one pass: ``worths[d]``."""
+    surplus, best_lookup, worths = room.surplus, room.best_lookup, room.worths
+    depths = range(0, room.deepest[p] + 1, room.pace[p])
+    for d in depths:
+        worths[d] = 0.0 if d == 0 else 0.0 - price * (draft[p, 0] + draft[p, 1] * d)
+    for i in range(n):
+        for d in depths:
+            worths[d] += max(best_lookup[i], surplus[p, d, i])
 
 
 @compiled_brief
@@ -296,7 +313,19 @@ def _best_depths(
         combinations *= deepest[p] // pace[p] + 1
     trial[:] = 0
     best = -np.inf
-    if combinations * n <= 16 * _MAX_COMBINATIONS or count == 1:
+    if count == 1:
+        p = models[0]
+        _only_model_worths(n, room, p, draft, price)
+        for d in range(0, deepest[p] + 1, pace[p]):
+            trial[p] = d
+            worth = room.worths[d]
+            if _pattern_kept(trial, aim.held_depth):
+                worth += hold
+            if worth > best:
+                best = worth
+                depth[p] = d
+        return
+    if combinations * n <= 16 * _MAX_COMBINATIONS:
         for _ in range(combinations):
             worth = _batch_surplus(n, surplus, best_lookup, models, trial, draft, price)
             if _pattern_kept(trial, aim.held_depth):
@@ -327,15 +356,9 @@ def _best_depths(
 
 
 @compiled_brief
-def _assign(
-    n: int,
-    gains: Float32Array,
-    limits: Int16Array,
-    lookup: NDArray[np.bool_],
-    room: Workspace,
-) -> None:
+def _assign(n: int, lookup: NDArray[np.bool_], room: Workspace) -> None:
     """Each request takes the proposer with the largest surplus and its positions worth taking."""
-    surplus, prices = room.surplus, room.prices
+    surplus, paying = room.surplus, room.paying
     trial = room.trial
     proposer, k, depth = trial.proposer, trial.k, trial.depth
     advantage, alone = trial.advantage, trial.alone
@@ -345,7 +368,7 @@ def _assign(
         best = 0.0
         second = 0.0
         chosen = -1
-        for p in range(limits.shape[0]):
+        for p in range(lookup.shape[0]):
             worth = surplus[p, 0 if lookup[p] else depth[p], i]
             alone[p] += worth
             if worth > best:
@@ -359,12 +382,9 @@ def _assign(
         proposer[i] = chosen
         k[i] = 0
         if chosen >= 0:
-            limit = limits[chosen, i]
+            taken = paying[chosen, i]
             if not lookup[chosen]:
-                limit = min(limit, depth[chosen])
-            taken = 0
-            while taken < limit and gains[i, chosen, taken] > prices[chosen]:
-                taken += 1
+                taken = min(taken, depth[chosen])
             k[i] = taken
             if taken == 0:
                 proposer[i] = -1
@@ -657,7 +677,7 @@ def solve(
                 token_prices[p] = price * (aim.share[p] * token_price + draft[p, 2])
             _surplus(n, gains, capped, stale, lookup, draft, price, room)
             _best_depths(n, room, models, draft, price, aim)
-            _assign(n, gains, capped, lookup, room)
+            _assign(n, lookup, room)
             if bent and shape != PADDED:
                 _cut(n, gains, capped, lookup, prices, aim, room)
             value, seconds = _evaluate(n, gains, stale, lookup, prices, aim.share, trial)
