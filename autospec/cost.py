@@ -48,8 +48,9 @@ _MEMORY_STEPS = 512.0
 _OUTLIER = 4.0  # in units of the running relative error
 _SETTLED_STEPS = 8.0  # before any time can be called an outlier
 _SURPRISE = 4.5  # the running sum of outliers' signs; 5 would be outliers for ever
-_GROSS = 2.0  # factor on the time of drafting that makes a gross outlier, which
-_DEARER = 3.0  # counts as so many others: two in close succession are a surprise;
+_GROSSLY_DEARER = 6.0  # a factor on the time of drafting that a busy machine hardly makes, which
+_DEARER = 3.0  # counts as so many other outliers: two in close succession are a surprise;
+_GROSSLY_CHEAPER = 2.0
 _CHEAPER = 5.0  # one is: drafting is at times held up, but never done sooner than it can be
 _LEAST_ERROR = 0.01
 _MOST_ERROR = 0.2
@@ -294,9 +295,9 @@ def _learn(
     doubt[cell] *= 0.8
     if abs(error) > limit:
         sign = 1.0 if error > 0.0 else -1.0
-        if is_drafting and seconds > _GROSS * predicted:
+        if is_drafting and seconds > _GROSSLY_DEARER * predicted:
             sign *= _DEARER
-        elif is_drafting and predicted > _GROSS * seconds:
+        elif is_drafting and predicted > _GROSSLY_CHEAPER * seconds:
             sign *= _CHEAPER
         health[1] += sign
         doubt[cell] += sign
