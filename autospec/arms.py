@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from autospec import __version__, acceptance, cost
 from autospec.config import Settings
-from autospec.contention import read_cpu, was_disturbed
 from autospec.controller import Controller
 from autospec.engine.decoder import Decoder
 from autospec.engine.drafting import ModelProposer
@@ -22,10 +17,9 @@ from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.engine.sampling import SamplingParameters
 from autospec.errors import InputError
-from autospec.feed import Feed
 from autospec.journal import Journal
 from autospec.metrics import Metrics
-from autospec.phases import ADAPTIVE, OFF, PLAIN, BlockResult, Choice
+from autospec.phases import ADAPTIVE, PLAIN
 from autospec.policy.static import StaticOptions
 from autospec.profile import Identity, Profile, warm_start
 from autospec.prompts import Prompt
@@ -42,16 +36,9 @@ from autospec.proposers.settings import (
 )
 from autospec.proposers.suffix import SuffixProposer
 from autospec.proposers.suffix_after import SuffixAfter
-from autospec.records import (
-    BatchState,
-    EngineInfo,
-    Float32Array,
-    Int16Array,
-    Plan,
-    ProposerInfo,
-    Request,
-)
-from autospec.records import StepResult as ControllerResult
+from autospec.records import EngineInfo, ProposerInfo
+from autospec.serving import Served, Serving
+from autospec.tap import Tap
 from autospec.tuned import ProposerSettings
 
 OF_THE_TARGET = ("early_exit", "lookahead")
@@ -71,25 +58,6 @@ class ArmSpec:
     name: str
     proposer: str | None = None
     k: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StepView:
-    """One step as a live view shows it."""
-
-    running: int
-    tokens: int
-    seconds: float
-    mode: str
-    choices: Counter[Choice]
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A block served: its figures, and the token ids of every request in the block's order."""
-
-    result: BlockResult
-    outputs: tuple[tuple[int, ...], ...]
 
 
 def parse_arms(
@@ -135,63 +103,6 @@ def _allowed() -> str:
     return f"allowed are {PLAIN}, {static}, {ADAPTIVE}"
 
 
-class _Tap:
-    """Passes everything on to the controller and notes what each step did."""
-
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-        self._names = tuple(info.name for info in controller.proposers)
-        self.choices: Counter[Choice] = Counter()
-        self.drafted = 0
-        self.accepted = 0
-        self.last: Counter[Choice] = Counter()
-        self.mode = PLAIN
-        self._step: tuple[Plan, ControllerResult] | None = None
-
-    @property
-    def k_max(self) -> int:
-        return self._controller.k_max
-
-    def start(self, request: Request) -> int:
-        return self._controller.start(request)
-
-    def wants_offers(self) -> NDArray[np.bool_]:
-        return self._controller.wants_offers()
-
-    def plan(self, state: BatchState) -> Plan:
-        return self._controller.plan(state)
-
-    def trim(self, plan: Plan, drafted: Int16Array, confidence: Float32Array) -> Plan:
-        return self._controller.trim(plan, drafted, confidence)
-
-    def observe(self, plan: Plan, result: ControllerResult) -> None:
-        self._controller.observe(plan, result)
-        self._step = plan, result
-
-    def count_step(self) -> None:
-        """Count what the last step did; called outside the timed part."""
-        if self._step is None:  # a step of prompts alone
-            self.last = Counter()
-            return
-        plan, result = self._step
-        self._step = None
-        verified = result.verified.tolist()
-        self.last = Counter(
-            Choice(self._names[proposer], k) if k > 0 and proposer >= 0 else Choice(OFF, 0)
-            for proposer, k in zip(plan.proposer.tolist(), verified, strict=True)
-        )
-        self.choices.update(self.last)
-        self.drafted += sum(verified)
-        self.accepted += int(np.sum(result.accepted))
-        self.mode = plan.mode
-
-    def finish(self, handle: int) -> None:
-        self._controller.finish(handle)
-
-    def clear(self) -> None:
-        self.choices, self.drafted, self.accepted = Counter(), 0, 0
-
-
 @dataclass(frozen=True, slots=True)
 class ArmInputs:
     """What all the arms share; ``heads`` are folders.
@@ -229,7 +140,7 @@ class Arm:
     ) -> None:
         self.spec = spec
         self.controller: Controller | None = None
-        self._tap: _Tap | None = None
+        self._tap: Tap | None = None
         self._target = inputs.target
         proposers: tuple[LookupProposer | ModelProposer, ...] = ()
         if spec.name != PLAIN:
@@ -248,7 +159,7 @@ class Arm:
                 metrics=metrics,
                 seed=inputs.seed,
             )
-            self._tap = _Tap(self.controller)
+            self._tap = Tap(self.controller)
         self.decoder = Decoder(
             inputs.target,
             proposers,
@@ -258,74 +169,16 @@ class Arm:
             seed=inputs.seed,
         )
 
-    def serve(
-        self,
-        requests: Sequence[GenerationRequest],
-        load: int,
-        show: Callable[[StepView], None] | None = None,
-    ) -> Served:
-        """Serve ``requests``, ``load`` at a time; only the decoder's own time counts.
+    def begin(self, requests: Sequence[GenerationRequest], load: int) -> Serving:
+        """Begin to serve a block of ``requests``, ``load`` at a time."""
+        return Serving(self.decoder, self._tap, requests, load)
 
-        The load is held until the last of them ends (see ``Feed``). The tokens of repeats count
-        as well, as far as they came; ``outputs`` are those of the requests themselves.
-        """
-        feed = Feed(requests)
-        tap = self._tap
-        if tap is not None:
-            tap.clear()
-        numbers: dict[str, int] = {}  # of the running requests
-        outputs: dict[int, tuple[int, ...]] = {}
-        tokens = request_steps = 0
-        started: set[str] = set()  # their first token comes from the prompt
-        seconds = 0.0
-        cpu = read_cpu()
-        while not feed.is_over:
-            while len(numbers) < load:
-                number, request = feed.take()
-                if feed.is_repeat(number):
-                    request = replace(request, id=f"{request.id}~{number}")
-                numbers[self.decoder.submit(request)] = number
-            began = time.perf_counter()
-            events = self.decoder.step()
-            step_seconds = time.perf_counter() - began
-            seconds += step_seconds
-            if tap is not None:
-                tap.count_step()
-            step_tokens = 0
-            for event in events:
-                if event.token_ids:
-                    step_tokens += len(event.token_ids)
-                    request_steps += 1
-                    started.add(event.request_id)
-                if event.output is not None:
-                    number = numbers.pop(event.request_id)
-                    feed.finish(number)
-                    if not feed.is_repeat(number):
-                        outputs[number] = event.output.token_ids
-            tokens += step_tokens
-            if show is not None:
-                running = len(numbers)
-                if tap is None:
-                    choices, mode = Counter({Choice(OFF, 0): running}), PLAIN
-                else:
-                    choices, mode = tap.last, tap.mode
-                show(StepView(running, step_tokens, step_seconds, mode, choices))
-        disturbed = was_disturbed(cpu, read_cpu())
-        for request_id in numbers:
-            self.decoder.cancel(request_id)
-        self.decoder.run_until_idle()
-        result = BlockResult(
-            tokens=tokens,
-            seconds=seconds,
-            step_tokens=tokens - len(started),
-            request_steps=request_steps - len(started),
-            drafted=0 if tap is None else tap.drafted,
-            accepted=0 if tap is None else tap.accepted,
-            choices={} if tap is None else dict(tap.choices),
-            requests=len(outputs),
-            disturbed=int(disturbed),
-        )
-        return Served(result, tuple(outputs[number] for number in range(len(requests))))
+    def serve(self, requests: Sequence[GenerationRequest], load: int) -> Served:
+        """Serve a block to its end."""
+        serving = self.begin(requests, load)
+        while not serving.is_over:
+            serving.step()
+        return serving.end()
 
 
 def _saved(path: Path, inputs: ArmInputs, engine: EngineInfo) -> Profile | None:

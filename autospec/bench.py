@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from autospec.arms import (
     Arm,
     ArmInputs,
     ArmSpec,
-    Served,
     encode,
     engine_info,
     generation_request,
@@ -54,7 +54,9 @@ from autospec.progress import heartbeat
 from autospec.prompts import Prompt, read_prompts, workload_names
 from autospec.proposers.heads import head_bytes, head_kind, head_state_bytes
 from autospec.report import check_report, write_report
+from autospec.serving import Served
 from autospec.summary import print_summary
+from autospec.turns import take_turns
 
 _NEVER = 1e12
 _WARM_UP_PROMPT_TOKENS = 16
@@ -346,7 +348,7 @@ def _serve_blocks(
     measurement: Measurement,
     console: Console,
 ) -> None:
-    """The timed part: every block under every arm, arms taking turns at being first."""
+    """The timed part: every block under all the arms, which take turns while they serve it."""
     budget = comparison.budget_seconds
     began = time.monotonic()
     with open_view(console, comparison.title, measurement, len(blocks)) as view:
@@ -355,13 +357,22 @@ def _serve_blocks(
             late = budget is not None and time.monotonic() - began > budget * share
             if block.round > 0 and late:
                 continue
-            served: dict[str, Served] = {}
-            for name in arm_order(measurement.arms, number):
-                view.begin(block, name)
-                requests = _requests(comparison, block, number, token_ids)
-                load = comparison.phases[block.phase].load
-                served[name] = arms[name].serve(requests, load, view.step)
-                view.end(block, name, served[name].result)
+            view.begin(block)
+            servings = {
+                name: arms[name].begin(
+                    _requests(comparison, block, number, token_ids),
+                    comparison.phases[block.phase].load,
+                )
+                for name in arm_order(measurement.arms, number)
+            }
+            take_turns(
+                {
+                    name: partial(serving.take_turn, partial(view.step, name))
+                    for name, serving in servings.items()
+                }
+            )
+            served = {name: serving.end() for name, serving in servings.items()}
+            view.end(block, {name: each.result for name, each in served.items()})
             measurement.add_round(block.phase, _compared(served))
 
 

@@ -1,10 +1,10 @@
-"""What is shown while a measurement runs: a live panel on a terminal, else a line a block."""
+"""What is shown while a measurement runs: a live panel on a terminal, else lines now and then."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from autospec.arms import StepView
 from autospec.phases import (
+    ADAPTIVE,
     PLAIN,
     Block,
     BlockResult,
@@ -26,6 +26,7 @@ from autospec.phases import (
     shares,
     tokens_per_second,
 )
+from autospec.serving import StepView
 
 PROPOSER_STYLES = {
     "ngram": "cyan",
@@ -39,15 +40,17 @@ PROPOSER_STYLES = {
 }
 _REFRESH_SECONDS = 0.25
 _RECENT_STEPS = 24
+_LINE_SECONDS = 15.0
 _BAR = 24
 
 
 class View(Protocol):
-    """Told what happens, in order; nothing it does is inside a timed step."""
+    """Told what happens, in order; nothing it does is inside a timed step. ``share`` is how far
+    the arm is in its block."""
 
-    def begin(self, block: Block, arm: str) -> None: ...
-    def step(self, step: StepView) -> None: ...
-    def end(self, block: Block, arm: str, result: BlockResult) -> None: ...
+    def begin(self, block: Block) -> None: ...
+    def step(self, arm: str, step: StepView, share: float) -> None: ...
+    def end(self, block: Block, results: Mapping[str, BlockResult]) -> None: ...
     def __enter__(self) -> View: ...
     def __exit__(
         self,
@@ -81,16 +84,44 @@ def bar(value: float, greatest: float, width: int = _BAR) -> str:
     return "█" * max(1, round(width * value / greatest))
 
 
+class _Round:
+    """How far each arm is in the block that all of them serve, and how fast it was in it."""
+
+    def __init__(self, measurement: Measurement, block: Block) -> None:
+        self.block = block
+        self.phase = measurement.phases[block.phase]
+        self.shares = dict.fromkeys(measurement.arms, 0.0)
+        self.recent: dict[str, list[StepView]] = {arm: [] for arm in measurement.arms}
+        self._tokens = dict.fromkeys(measurement.arms, 0)
+        self._seconds = dict.fromkeys(measurement.arms, 0.0)
+
+    def add(self, arm: str, step: StepView, share: float) -> None:
+        self.shares[arm] = share
+        self._tokens[arm] += step.tokens
+        self._seconds[arm] += step.seconds
+        self.recent[arm] = [*self.recent[arm][1 - _RECENT_STEPS :], step]
+
+    @property
+    def share(self) -> float:
+        """How far they are, all together."""
+        return sum(self.shares.values()) / len(self.shares)
+
+    def result(self, arm: str) -> BlockResult:
+        """What an arm did so far, as far as its speed goes."""
+        return BlockResult(self._tokens[arm], self._seconds[arm], 0, 0)
+
+
 class _Lines:
-    """One line for every block and arm."""
+    """One line for every block and arm, and one now and then while they are served."""
 
     def __init__(self, console: Console, measurement: Measurement, blocks: int) -> None:
         self._console = console
         self._measurement = measurement
-        self._total = blocks * len(measurement.arms)
+        self._blocks = blocks
         self._done = 0
         self._phase = -1
-        self._began = time.monotonic()
+        self._round: _Round | None = None
+        self._began = self._told = time.monotonic()
 
     def __enter__(self) -> _Lines:
         return self
@@ -98,7 +129,9 @@ class _Lines:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def begin(self, block: Block, arm: str) -> None:
+    def begin(self, block: Block) -> None:
+        self._round = _Round(self._measurement, block)
+        self._told = time.monotonic()
         if block.phase == self._phase:
             return
         self._phase = block.phase
@@ -109,18 +142,32 @@ class _Lines:
             f"phase {block.phase + 1}/{len(phases)}: load {phase.load}, {phase.workload}",
         )
 
-    def step(self, step: StepView) -> None:
-        return None
+    def step(self, arm: str, step: StepView, share: float) -> None:
+        assert self._round is not None
+        self._round.add(arm, step, share)
+        if time.monotonic() - self._told >= _LINE_SECONDS:
+            speeds = ", ".join(
+                f"{name} {tokens_per_second(self._round.result(name)) or 0.0:.1f}"
+                for name in self._measurement.arms
+            )
+            self._say(f"so far {speeds} tokens/s")
 
-    def end(self, block: Block, arm: str, result: BlockResult) -> None:
+    def end(self, block: Block, results: Mapping[str, BlockResult]) -> None:
+        for arm in self._measurement.arms:
+            speed = tokens_per_second(results[arm]) or 0.0
+            text = f"{arm:<16} {speed:7.1f} tokens/s  {drafting_text(results[arm].choices)}"
+            self._say(text.rstrip())
         self._done += 1
-        rounds = self._measurement.phases[block.phase].rounds
-        elapsed = clock_text(time.monotonic() - self._began)
-        speed = tokens_per_second(result) or 0.0
+
+    def _say(self, text: str) -> None:
+        assert self._round is not None
+        self._told = time.monotonic()
+        elapsed = clock_text(self._told - self._began)
+        share = (self._done + self._round.share) / self._blocks
         say(
             self._console,
-            f"  [{elapsed} {100 * self._done // self._total:3d}%] round {block.round + 1}/{rounds}"
-            f"  {arm:<16} {speed:7.1f} tokens/s  {drafting_text(result.choices)}".rstrip(),
+            f"  [{elapsed} {100 * share:3.0f}%] round {self._round.block.round + 1}/"
+            f"{self._round.phase.rounds}  {text}",
         )
 
 
@@ -130,16 +177,12 @@ class _Panel:
     def __init__(self, console: Console, title: str, measurement: Measurement, blocks: int) -> None:
         self._title = title
         self._measurement = measurement
-        self._total = blocks * len(measurement.arms)
+        self._shown = ADAPTIVE if ADAPTIVE in measurement.arms else measurement.arms[-1]
+        self._blocks = blocks
         self._done = 0
         self._began = time.monotonic()
         self._drawn = 0.0
-        self._block: Block | None = None
-        self._arm = ""
-        self._round: dict[str, BlockResult] = {}  # finished blocks of the round that runs
-        self._recent: list[StepView] = []
-        self._tokens = 0
-        self._seconds = 0.0
+        self._round: _Round | None = None
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> _Panel:
@@ -149,112 +192,101 @@ class _Panel:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def begin(self, block: Block, arm: str) -> None:
-        if block is not self._block:
-            self._round = {}
-        self._block, self._arm = block, arm
-        self._recent, self._tokens, self._seconds = [], 0, 0.0
+    def begin(self, block: Block) -> None:
+        self._round = _Round(self._measurement, block)
         self._draw()
 
-    def step(self, step: StepView) -> None:
-        self._recent = [*self._recent[1 - _RECENT_STEPS :], step]
-        self._tokens += step.tokens
-        self._seconds += step.seconds
+    def step(self, arm: str, step: StepView, share: float) -> None:
+        assert self._round is not None
+        self._round.add(arm, step, share)
         if time.monotonic() - self._drawn >= _REFRESH_SECONDS:
             self._draw()
 
-    def end(self, block: Block, arm: str, result: BlockResult) -> None:
+    def end(self, block: Block, results: Mapping[str, BlockResult]) -> None:
         self._done += 1
-        self._round[arm] = result
 
     def _draw(self) -> None:
         self._drawn = time.monotonic()
-        if self._block is None:
+        if self._round is None:
             return
-        parts: list[Table | Text] = [self._head(), Text(), self._arms(), Text(), self._now()]
-        done = self._finished()
+        now = self._round
+        parts: list[Table | Text] = [
+            self._head(now), Text(), self._arms(now), Text(), self._now(now.recent[self._shown])
+        ]  # fmt: skip
+        done = self._finished(now.block.phase)
         if done is not None:
             parts += [Text(), done]
         self._live.update(Panel(Group(*parts), title=self._title, padding=(0, 1)), refresh=True)
 
-    def _head(self) -> Table:
-        assert self._block is not None
-        phase = self._measurement.phases[self._block.phase]
+    def _head(self, now: _Round) -> Table:
         head = Table.grid(expand=True, padding=(0, 2))
         head.add_column()
         head.add_column(justify="right")
         text = Text.assemble(
-            f"phase {self._block.phase + 1}/{len(self._measurement.phases)}   load ",
-            (str(phase.load), "bold"),
+            f"phase {now.block.phase + 1}/{len(self._measurement.phases)}   load ",
+            (str(now.phase.load), "bold"),
             "   workload ",
-            (phase.workload, "bold"),
-            f"   round {self._block.round + 1}/{phase.rounds}",
+            (now.phase.workload, "bold"),
+            f"   round {now.block.round + 1}/{now.phase.rounds}",
         )
         progress = Table.grid(padding=(0, 1))
         progress.add_row(
             clock_text(time.monotonic() - self._began),
-            ProgressBar(total=self._total, completed=self._done, width=16),
+            ProgressBar(total=self._blocks, completed=self._done + now.share, width=16),
         )
         head.add_row(text, progress)
         return head
 
-    def _arms(self) -> Table:
-        assert self._block is not None
+    def _arms(self, now: _Round) -> Table:
         earlier = self._measurement.results
-        speeds: dict[str, float] = {}
-        for arm in self._measurement.arms:
-            parts = list(earlier[arm][self._block.phase])
-            if arm in self._round:
-                parts.append(self._round[arm])
-            elif arm == self._arm:
-                parts.append(BlockResult(self._tokens, self._seconds, 0, 0))
-            speeds[arm] = tokens_per_second(add_results(parts)) or 0.0
+        speeds = {
+            arm: tokens_per_second(add_results([*earlier[arm][now.block.phase], now.result(arm)]))
+            or 0.0
+            for arm in self._measurement.arms
+        }
         greatest = max(speeds.values())
+        plain = speeds.get(PLAIN, 0.0)
         table = Table.grid(padding=(0, 2))
         table.add_column(width=18)
         table.add_column(justify="right", width=14)
         table.add_column(justify="right", width=6)
         table.add_column()
         for arm, speed in speeds.items():
-            runs = arm == self._arm
-            plain = speeds.get(PLAIN, 0.0)
-            ratio = f"{speed / plain:.2f}x" if plain and speed else ""
+            is_shown = arm == self._shown
             table.add_row(
-                Text(("▶ " if runs else "  ") + arm, style="bold" if runs else ""),
+                Text("  " + arm, style="bold" if is_shown else ""),
                 f"{speed:.1f} tokens/s" if speed else "",
-                ratio,
-                Text(bar(speed, greatest), style="green" if runs else "blue"),
+                f"{speed / plain:.2f}x" if plain and speed else "",
+                Text(bar(speed, greatest), style="green" if is_shown else "blue"),
             )
         return table
 
-    def _now(self) -> Table:
+    def _now(self, recent: Sequence[StepView]) -> Table:
         choices: Counter[Choice] = Counter()
-        for step in self._recent:
+        for step in recent:
             choices.update(step.choices)
-        seconds = sum(step.seconds for step in self._recent)
-        tokens = sum(step.tokens for step in self._recent)
+        seconds = sum(step.seconds for step in recent)
+        tokens = sum(step.tokens for step in recent)
         table = Table.grid(padding=(0, 2))
         table.add_column(width=14)
         table.add_column()
-        if self._recent:
-            last = self._recent[-1]
+        if recent:
+            last = recent[-1]
             speed = tokens / seconds if seconds else 0.0
-            table.add_row("  now", f"{last.running} running, {last.mode}, {speed:.1f} tokens/s")
+            table.add_row(
+                f"  {self._shown}", f"{last.running} running, {last.mode}, {speed:.1f} tokens/s now"
+            )
             table.add_row("  who drafts", _drafting_bars(choices))
         return table
 
-    def _finished(self) -> Table | None:
-        done = [
-            index
-            for index in range(len(self._measurement.phases))
-            if self._block is not None and index < self._block.phase
-        ]
-        if not done:
+    def _finished(self, phases: int) -> Table | None:
+        """The first ``phases`` phases, which are done."""
+        if not phases:
             return None
         table = Table("done", "load", "workload", box=None, padding=(0, 2), header_style="dim")
         for arm in self._measurement.arms:
             table.add_column(arm, justify="right")
-        for index in done:
+        for index in range(phases):
             phase = self._measurement.phases[index]
             sums = self._measurement.sums(index)
             speeds = [tokens_per_second(sums[arm]) or 0.0 for arm in self._measurement.arms]

@@ -1,8 +1,8 @@
-"""A measurement's plan and its arithmetic: phases of blocks, served by every arm in turn.
+"""A measurement's plan and its arithmetic: phases of blocks, served by all the arms in turn.
 
 A phase is one load and some workloads. Its rounds serve one block of requests each; within a round
-every arm serves the same block, one arm after the other, so that whatever slows the machine down
-hits all of them alike. Ratios between arms are taken within a round.
+every arm serves the same block, a few steps at a time in turn with the others (``turns``), so that
+whatever slows the machine down hits all of them alike. Ratios of arms are taken within a round.
 """
 
 from __future__ import annotations

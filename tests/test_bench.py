@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from rich.console import Console
 
 from autospec import bench
-from autospec.arms import Arm, ArmInputs, ArmSpec, Served, StepView, encode, parse_arms
+from autospec.arms import Arm, ArmInputs, ArmSpec, encode, parse_arms
 from autospec.bench import BenchOptions, bench_phases, parse_loads, run_bench
 from autospec.config import load_settings
 from autospec.engine.model import CausalModel
@@ -23,6 +22,7 @@ from autospec.errors import ConfigError, InputError, ModelError
 from autospec.prompts import Message, Prompt, read_prompts
 from autospec.proposers.mlp_folder import write_shared
 from autospec.proposers.mlp_network import SharedLayout, SharedNetwork
+from autospec.serving import Served, Serving, StepView
 from tests.word_folders import save_untrained
 
 CONTEXT = 96
@@ -172,33 +172,32 @@ def test_a_terminal_gets_a_live_panel(
     _, shown = run(replace(options, mix=True, rounds=1), terminal=True)
     assert "workload copy+chat" in shown.replace("\x1b[1m", "").replace("\x1b[0m", "")
     assert "who drafts" in shown
-    assert "▶ adaptive" in shown
+    assert "  adaptive" in shown
 
 
 def test_an_interrupt_keeps_the_finished_rounds(
     options: BenchOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = 0
-    serve = Arm.serve
+    ended = 0
+    end, step = Serving.end, Serving.step
 
-    def interrupted(
-        self: Arm,
-        requests: Sequence[GenerationRequest],
-        load: int,
-        show: Callable[[StepView], None] | None = None,
-    ) -> Served:
-        nonlocal calls
-        calls += 1
-        if calls > 2 + 3 + 1:  # two warm-ups, one round, one arm of the next
+    def counted(self: Serving) -> Served:
+        nonlocal ended
+        ended += 1
+        return end(self)
+
+    def interrupted(self: Serving) -> StepView:
+        if ended == 2 + 3:  # two warm-ups and one round; the arms are at the next one
             raise KeyboardInterrupt
-        return serve(self, requests, load, show)
+        return step(self)
 
-    monkeypatch.setattr(Arm, "serve", interrupted)
+    monkeypatch.setattr(Serving, "end", counted)
+    monkeypatch.setattr(Serving, "step", interrupted)
     code, shown = run(options)
     assert code == 1
     assert "interrupted: the figures above are those of the finished rounds" in shown
     assert [phase["rounds"] for phase in figures(options)["phases"]] == [1, 0, 0, 0]
-    calls = 3
+    ended = 3
     code, shown = run(options)
     assert code == 1
     assert "nothing to show" in shown
@@ -212,7 +211,16 @@ def test_the_load_is_held_and_never_exceeded(folder: Path) -> None:
         GenerationRequest([4, 5, 6], max_tokens=4 + number, id=f"r{number}", ignore_eos=True)
         for number in range(5)
     ]
-    served = arm.serve(requests, 2, lambda step: seen.append(arm.decoder.running_requests))
+    serving = arm.begin(requests, 2)
+    shares = []
+    while not serving.is_over:
+        serving.step()
+        seen.append(arm.decoder.running_requests)
+        shares.append(serving.share)
+    served = serving.end()
+    assert shares == sorted(shares)
+    assert shares[0] == pytest.approx(2 / 30)
+    assert shares[-1] == 1.0
     assert max(seen) <= 2
     assert [len(output) for output in served.outputs] == [4, 5, 6, 7, 8]
     # One place serves r0, r2 and r4 in steps 1 to 18, the other r1 and r3 in 1 to 12, and then

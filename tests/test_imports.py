@@ -15,7 +15,7 @@ import autospec
 PACKAGE = Path(autospec.__file__).parent
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "records", "compiled", "octave", "arrays", "progress", "feed"),
+    ("errors", "records", "compiled", "octave", "arrays", "progress", "feed", "turns"),
     ("hazards", "tuned"),
     (
         "acceptance",
@@ -63,6 +63,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "proposers.suffix_after",
     ),
     ("adapters",),
+    ("tap",),
+    ("serving",),
     ("arms",),
     ("live",),
     ("summary", "report"),

@@ -17,7 +17,7 @@ from autospec.engine.drafting import DraftTask, Kept, ModelDrafts, ModelProposer
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.errors import InputError
-from autospec.phases import ADAPTIVE, PLAIN
+from autospec.phases import ADAPTIVE, PLAIN, arm_order, tokens_per_second
 from autospec.profile import Profile, merge
 from autospec.prompts import Prompt
 from autospec.proposers.base import History
@@ -28,6 +28,7 @@ from autospec.records import EngineInfo, Float32Array, Int32Array, ProposerInfo
 from autospec.trace import TraceRequest
 from autospec.tune.traced import interleaved
 from autospec.tuned import ProposerSettings
+from autospec.turns import take_turns
 
 _DRAFT_K = 8
 
@@ -200,27 +201,31 @@ class Course:
         """
         goodputs: dict[str, list[float | None]] = {name: [] for name in self._profiles}
         for number, load in enumerate(self._loads):
-            chosen = self._block(load)
-            names = list(self._profiles)
-            first = (seed + number) % len(names)
-            for name in (*names[first:], *names[:first]):
-                show(f"final: load {load}, {name}")
-                arm = self._arm(name, load)
-                requests = [
-                    generation_request(
-                        prompt,
-                        self._tokens[prompt.id],
-                        f"{seed}.{load}.{index}-{prompt.id}",
-                        self._max_tokens,
-                        stop_at_eos=False,
-                        seed=seed,
-                    )
-                    for index, prompt in enumerate(chosen)
-                ]
-                result = arm.serve(requests, load).result
-                goodputs[name].append(result.tokens / result.seconds if result.seconds else None)
-                self._learn(name, arm)
+            show(f"final: load {load}")
+            arms = {
+                name: self._arm(name, load)
+                for name in arm_order(tuple(self._profiles), seed + number)
+            }
+            requests = self._requests(self._block(load), f"{seed}.{load}", seed)
+            servings = {name: arm.begin(requests, load) for name, arm in arms.items()}
+            take_turns({name: serving.take_turn for name, serving in servings.items()})
+            for name, serving in servings.items():
+                goodputs[name].append(tokens_per_second(serving.end().result))
+                self._learn(name, arms[name])
         return goodputs
+
+    def _requests(self, prompts: Sequence[Prompt], name: str, seed: int) -> list[GenerationRequest]:
+        return [
+            generation_request(
+                prompt,
+                self._tokens[prompt.id],
+                f"{name}.{index}-{prompt.id}",
+                self._max_tokens,
+                stop_at_eos=False,
+                seed=seed,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
 
     def _arm(self, name: str, load: int) -> Arm:
         profile = self._profiles[name]

@@ -37,9 +37,9 @@ def speedup_section(runs: tuple[BenchRun, ...]) -> Section | None:
         "speedup",
         "Speed by load and workload",
         (
-            "Every arm served the same requests, one after the other, in rounds. A dot is the "
-            "median over rounds of the speed against plain decoding in the same round, its line "
-            "reaches from the worst round to the best.",
+            "Every arm served the same requests, a few steps at a time in turn with the others, in "
+            "rounds. A dot is the median over rounds of the speed against plain decoding in the "
+            "same round, its line reaches from the worst round to the best.",
         ),
         tuple(charts),
     )
