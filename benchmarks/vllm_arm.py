@@ -1,8 +1,10 @@
 """One arm of vllm_serving.py: a vLLM engine in a process of its own.
 
-Reads JSON lines from its standard input, an ArmSetup and then blocks of requests, and answers each
-with one on its standard output. What vLLM prints goes to standard error. Of AutoSpec only
-the feed of requests is imported here: an arm without it must be vLLM alone.
+Reads JSON lines from its standard input and answers each with one on its standard output: an
+ArmSetup, and then blocks of requests, each followed by turns. In a turn the engine works for so
+many seconds at least; at the end of the block the answer holds what it came to, else how far it is.
+What vLLM prints goes to standard error. Of AutoSpec only the feed of requests is imported here: an
+arm without it must be vLLM alone.
 """
 
 from __future__ import annotations
@@ -131,60 +133,81 @@ class Server:
         self._start_counting()
         self._watch()
 
-    def serve(self, requests: Sequence[Request], load: int) -> Served:
-        """Serve ``load`` requests at a time until all of them are done (see ``autospec.feed``)."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
+    def begin(self, requests: Sequence[Request], load: int) -> None:
+        """Begin a block of requests, ``load`` at a time."""
         self._start_counting()
         self._blocks += 1
-        feed = Feed(requests)
-        numbers: dict[str, int] = {}  # of the running requests
-        started: set[str] = set()
-        tokens = 0
-        timeline: list[Step] = []
+        self._load = load
+        self._feed = Feed(requests)
+        self._missing = [request.max_tokens for request in requests]  # tokens, by number
+        self._wanted = sum(self._missing)
+        self._numbers: dict[str, int] = {}  # of the running requests
+        self._started: set[str] = set()
+        self._tokens = 0
+        self._seconds = 0.0
+        self._timeline: list[Step] = []
+
+    def take_turn(self, seconds: float) -> float:
+        """Serve for so long at least, or to the end of the block (see ``autospec.feed``): the part
+        of its own tokens that is there, 1 at the end."""
         began = self._clock()
-        while not feed.is_over:
-            while len(numbers) < load:
-                number, request = feed.take()
-                name = f"{self._blocks}-{number}"
-                numbers[name] = number
-                self._engine.add_request(
-                    name,
-                    {"prompt_token_ids": list(request.prompt)},
-                    SamplingParams(
-                        temperature=0.0,
-                        max_tokens=request.max_tokens,
-                        detokenize=False,
-                        output_kind=RequestOutputKind.DELTA,
-                        extra_args={"autospec": {"workload": request.workload}},
-                    ),
-                )
-            step_began = self._clock()
-            outputs = self._engine.step()
-            decoding, drafted, has_prompts = self._scheduled
-            timeline.append(Step(self._clock() - step_began, has_prompts, decoding, drafted))
-            for output in outputs:
-                tokens += len(output.outputs[0].token_ids)
-                started.add(output.request_id)
-                if output.finished:
-                    feed.finish(numbers.pop(output.request_id))
-        seconds = self._clock() - began
-        self._engine.abort_request(list(numbers))
-        while self._engine.has_unfinished_requests():
-            self._engine.step()
-        return Served(
-            tokens=tokens,
-            first_tokens=len(started),
-            seconds=seconds,
+        while not self._feed.is_over and self._clock() - began < seconds:
+            self._step()
+        self._seconds += self._clock() - began
+        return 1.0 if self._feed.is_over else 1.0 - sum(self._missing) / self._wanted
+
+    def end(self) -> Served:
+        """What the block came to."""
+        self._engine.abort_request(list(self._numbers))
+        served = Served(
+            tokens=self._tokens,
+            first_tokens=len(self._started),
+            seconds=self._seconds,
             request_steps=self._request_steps,
             drafted=sum(k * count for k, count in self._choices.items()),
             choices=dict(self._choices),
             steps=self._steps,
             scheduler_seconds=self._scheduling,
             overhead_seconds=self._overhead,
-            timeline=timeline,
+            timeline=self._timeline,
         )
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+        return served
+
+    def _step(self) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        feed, numbers = self._feed, self._numbers
+        while len(numbers) < self._load:
+            number, request = feed.take()
+            name = f"{self._blocks}-{number}"
+            numbers[name] = number
+            self._engine.add_request(
+                name,
+                {"prompt_token_ids": list(request.prompt)},
+                SamplingParams(
+                    temperature=0.0,
+                    max_tokens=request.max_tokens,
+                    detokenize=False,
+                    output_kind=RequestOutputKind.DELTA,
+                    extra_args={"autospec": {"workload": request.workload}},
+                ),
+            )
+        began = self._clock()
+        outputs = self._engine.step()
+        decoding, drafted, has_prompts = self._scheduled
+        self._timeline.append(Step(self._clock() - began, has_prompts, decoding, drafted))
+        for output in outputs:
+            number = numbers[output.request_id]
+            count = len(output.outputs[0].token_ids)
+            self._tokens += count
+            self._started.add(output.request_id)
+            if not feed.is_repeat(number):
+                self._missing[number] = 0 if output.finished else self._missing[number] - count
+            if output.finished:
+                feed.finish(numbers.pop(output.request_id))
 
     def _start_counting(self) -> None:
         self._request_steps = self._steps = 0
@@ -242,9 +265,15 @@ def main() -> None:
     server = Server(ArmSetup(**json.loads(sys.stdin.readline())))
     print(torch.get_num_threads(), file=answers, flush=True)
     for line in sys.stdin:
-        block = json.loads(line)
-        requests = [Request(*each) for each in block["requests"]]
-        print(json.dumps(asdict(server.serve(requests, block["load"]))), file=answers, flush=True)
+        question = json.loads(line)
+        answer: object = None
+        if "turn" in question:
+            answer = share = server.take_turn(question["turn"])
+            if share >= 1.0:
+                answer = asdict(server.end())
+        else:
+            server.begin([Request(*each) for each in question["requests"]], question["load"])
+        print(json.dumps(answer), file=answers, flush=True)
     os._exit(0)  # vLLM's threads and exit hooks need not be waited for
 
 

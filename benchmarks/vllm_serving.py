@@ -3,8 +3,9 @@
     python benchmarks/vllm_serving.py [--quick] [--prompts FILE.jsonl] [--json OUT]
 
 Every arm is a vLLM engine in a process of its own, loaded once and asleep while another one works.
-All of them serve the same blocks of prompts (code edits, questions on passages, chat) one after the
-other, at each number of running requests, so that whatever slows the machine down hits all alike.
+All of them serve the same blocks of prompts (code edits, questions on passages, chat) at each
+number of running requests, taking turns of a second (``autospec.turns``), so that whatever slows
+the machine down hits all alike.
 The load is held until the last request of a block is done: those of the block come again meanwhile.
 ``plain`` is vLLM launched without speculation. ``table`` is vLLM's own
 ``num_speculative_tokens_per_batch_size`` with the n-gram k that was fastest at each load in the
@@ -28,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,7 @@ from autospec.phases import (
 )
 from autospec.prompts import Prompt, read_prompts
 from autospec.summary import print_summary
+from autospec.turns import take_turns
 
 STATIC = ("ngram:2", "ngram:4", "ngram:8", "suffix:8")
 WORKLOADS = ("code-edit", "rag", "chat")
@@ -62,8 +65,11 @@ QUICK_LOADS = {1: 3, 4: 9, 16: 24}
 LEAST_OF_BEST = 0.97  # in every cell
 LEAST_OF_STATIC = 1.05  # of the best single static arm, over all cells
 MOST_OVERHEAD_MS = 0.5  # a step, at the greatest load
+TURN_SECONDS = 1.0
+SPIN_MS = "10"
+"""How long OpenMP's threads wait awake for more work; by default 200 ms into another arm's turn."""
 PRELOADS = ("libiomp5.so", "libtcmalloc_minimal.so.4")
-MOST_SECONDS = 300.0  # for loading an engine, or serving one block
+MOST_SECONDS = 300.0  # for loading an engine, or a turn
 
 
 class Arms:
@@ -90,15 +96,28 @@ class Arms:
         seconds = time.monotonic() - began
         self._console.print(f"{arm}: loaded in {seconds:.0f} s, {threads} threads", highlight=False)
 
-    def serve(self, arm: str, requests: Sequence[Request], load: int) -> Served:
-        """One block, served by one arm while the others sleep."""
+    def serve(
+        self, requests: Sequence[Request], load: int, names: Sequence[str]
+    ) -> dict[str, Served]:
+        """One block by every one of ``names``, which take turns."""
         block = {
             "requests": [[list(each.prompt), each.max_tokens, each.workload] for each in requests],
             "load": load,
         }
-        answer = self._ask(arm, block)
-        answer["timeline"] = [Step(**each) for each in answer["timeline"]]
-        return Served(**answer)
+        served: dict[str, Served] = {}
+
+        def take_turn(arm: str) -> float:
+            answer = self._ask(arm, {"turn": TURN_SECONDS})
+            if isinstance(answer, float):
+                return answer
+            answer["timeline"] = [Step(**each) for each in answer["timeline"]]
+            served[arm] = Served(**answer)
+            return 1.0
+
+        for arm in names:
+            self._ask(arm, block)
+        take_turns({arm: partial(take_turn, arm) for arm in names})
+        return served
 
     def stop(self) -> None:
         """End all of them."""
@@ -172,6 +191,7 @@ def set_environment(most_threads: int | None) -> int:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("KMP_BLOCKTIME", SPIN_MS)
     # By itself vLLM leaves a core to its scheduler's process; here that is the engine's own.
     cores = sorted(os.sched_getaffinity(0))[:most_threads]
     os.environ["OMP_NUM_THREADS"] = str(len(cores))
@@ -331,14 +351,12 @@ def main() -> None:
                     processes.start(TABLE, table)
                     console.print(f"table from the first round: {table}", highlight=False)
                     for warm in blocks[: len(phases)]:
-                        serve(processes, TABLE, warm, phases, tokens)
+                        serve(processes, [TABLE], warm, phases, tokens)
+                turns = [arm for arm in arm_order(arms, number) if block.round or arm != TABLE]
+                load = phases[block.phase].load
                 results = {}
-                for arm in arm_order(arms, number):
-                    if block.round == 0 and arm == TABLE:
-                        continue
-                    served = serve(processes, arm, block, phases, tokens)
+                for arm, served in serve(processes, turns, block, phases, tokens).items():
                     results[arm] = as_result(arm, served, len(block.prompts))
-                    load = phases[block.phase].load
                     if block.round:
                         scheduling[arm][load].append(1000 * served.scheduler_seconds / served.steps)
                     if arm == ADAPTIVE and block.round:
@@ -373,12 +391,12 @@ def main() -> None:
 
 def serve(
     processes: Arms,
-    arm: str,
+    names: Sequence[str],
     block: Block,
     phases: Sequence[Phase],
     tokens: Mapping[str, list[int]],
-) -> Served:
-    """One block by one arm."""
+) -> dict[str, Served]:
+    """One block by these arms."""
     phase = phases[block.phase]
     requests = [
         Request(
@@ -390,7 +408,7 @@ def serve(
         )
         for index, prompt in enumerate(block.prompts)
     ]
-    return processes.serve(arm, requests, phase.load)
+    return processes.serve(requests, phase.load, names)
 
 
 def as_result(arm: str, served: Served, requests: int) -> BlockResult:

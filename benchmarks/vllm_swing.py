@@ -157,7 +157,7 @@ def main() -> None:
                     turn = len(timelines[PLAIN])
                     block = [requests[(7 * turn + at) % len(requests)] for at in range(count)]
                     for arm, timeline in timelines.items():
-                        steps = arms.serve(arm, block, load).timeline
+                        steps = arms.serve(block, load, [arm])[arm].timeline
                         timeline.append(steps)
                         found.append(figures(arm, swing, load, steps))
         finally:
