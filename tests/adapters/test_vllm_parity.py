@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autospec.adapters.vllm.exposition import FOLDER_VARIABLE, ExpositionCollector
+from autospec.policy.exp3 import Exp3
 from tests.adapters.vllm_engines import (
     METHODS,
+    Standing,
     decide_with,
     engine,
     generate,
@@ -20,6 +23,7 @@ from tests.adapters.vllm_engines import (
     scheduler_of,
     steering_of,
 )
+from tests.adapters.vllm_random_scheduler import RandomScheduler
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -30,20 +34,6 @@ TEXTS = prompts(8)
 def plain() -> dict[int, list[int]]:
     with engine(None) as llm:
         return generate(llm, TEXTS)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_random_k_and_proposers(method: str, plain: dict[int, list[int]]) -> None:
-    with engine(method) as llm:
-        steering = steering_of(llm)
-        random_decisions(steering.pilot)
-        assert generate(llm, TEXTS) == plain
-        names = {info.name for info in steering.pilot.controller.proposers}
-        expected = {"ngram", "suffix"} | ({method} - {"ngram", "suffix"})
-        assert names == expected
-        verified = samples(steering, "autospec_verified_tokens_total")
-        assert {proposer for (proposer, _), count in verified.items() if count > 0} == expected
-        assert not samples(steering, "autospec_fallbacks_total")
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle"])
@@ -75,12 +65,58 @@ def test_aborts_and_preemption(method: str, plain: dict[int, list[int]]) -> None
         assert not steering.pilot.requests
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle"])
+def test_tensor_parallel_workers_obey_the_decisions_of_an_engine_core(
+    plain: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three processes: one decides, two each hold half of the target and of the drafter."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    scheduler = f"{RandomScheduler.__module__}.{RandomScheduler.__name__}"
+    with engine("draft_model", tensor_parallel_size=2, scheduler_cls=scheduler) as llm:
+        assert generate(llm, TEXTS) == plain
+    shown = [
+        sample
+        for family in ExpositionCollector(Path(os.environ[FOLDER_VARIABLE])).collect()
+        for sample in family.samples
+        if sample.value > 0
+    ]
+    for name in ("autospec_verified_tokens_total", "autospec_accepted_tokens_total"):
+        proposers = {each.labels["proposer"] for each in shown if each.name == name}
+        assert proposers == {"ngram", "suffix", "draft_model"}
+    assert "autospec_fallbacks_total" not in {each.name for each in shown}
+
+
+@pytest.fixture(scope="module")
+def standing(plain: dict[int, list[int]]) -> Iterator[Standing]:
+    engines = Standing()
+    yield engines
+    engines.stop()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_random_k_and_proposers(
+    method: str, plain: dict[int, list[int]], standing: Standing
+) -> None:
+    with standing.engine(method) as llm:
+        steering = steering_of(llm)
+        random_decisions(steering.pilot)
+        assert generate(llm, TEXTS) == plain
+        names = {info.name for info in steering.pilot.controller.proposers}
+        expected = {"ngram", "suffix"} | ({method} - {"ngram", "suffix"})
+        assert names == expected
+        verified = samples(steering, "autospec_verified_tokens_total")
+        assert {proposer for (proposer, _), count in verified.items() if count > 0} == expected
+        assert not samples(steering, "autospec_fallbacks_total")
+
+
+@pytest.mark.parametrize("method", ["eagle", "draft_model"])
 def test_planned_one_step_ahead(
-    method: str, plain: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
+    method: str,
+    plain: dict[int, list[int]],
+    standing: Standing,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("autospec.adapters.vllm.modes._why_ahead", lambda *_: "a test")
-    with engine(method) as llm:
+    with standing.engine(method) as llm:
         steering = steering_of(llm)
         random_decisions(steering.pilot)
         assert generate(llm, TEXTS) == plain
@@ -90,46 +126,33 @@ def test_planned_one_step_ahead(
         assert not samples(steering, "autospec_fallbacks_total")
 
 
-def test_the_multiprocess_engine(
-    plain: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_policy_that_tries_everything(
+    plain: dict[int, list[int]], standing: Standing, tmp_path: Path
 ) -> None:
-    """The engine core in a process of its own, with a policy that tries everything at random."""
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     policy = tmp_path / "random.yaml"
     policy.write_text("version: 1\npolicy: {name: exp3}\n")
-    with engine("draft_model", options={"policy": str(policy)}) as llm:
-        assert generate(llm, TEXTS) == plain
-    shown = {
-        sample.name
-        for family in ExpositionCollector(Path(os.environ[FOLDER_VARIABLE])).collect()
-        for sample in family.samples
-        if sample.value > 0
-    }
-    assert {"autospec_verified_tokens_total", "autospec_accepted_tokens_total"} <= shown
-    assert "autospec_fallbacks_total" not in shown
-
-
-def test_tensor_parallel_workers_obey_one_decision(plain: dict[int, list[int]]) -> None:
-    """Two processes that each hold half of the target and of the drafter."""
-    with engine("draft_model", tensor_parallel_size=2) as llm:
+    with standing.engine("draft_model", {"policy": str(policy)}) as llm:
         steering = steering_of(llm)
-        random_decisions(steering.pilot)
+        assert isinstance(steering.pilot.controller.policy, Exp3)
         assert generate(llm, TEXTS) == plain
-        verified = samples(steering, "autospec_verified_tokens_total")
-        proposers = {proposer for (proposer, _), count in verified.items() if count > 0}
-        assert proposers == {"ngram", "suffix", "draft_model"}
+        for name in ("autospec_verified_tokens_total", "autospec_accepted_tokens_total"):
+            assert sum(samples(steering, name).values()) > 0
         assert not samples(steering, "autospec_fallbacks_total")
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
 @pytest.mark.parametrize("place", ["decide", "learn", "start", "finish", "plan", "offer", "update"])
+@pytest.mark.parametrize("method", ["draft_model", "ngram"])
 def test_faults_leave_the_engine_running(
-    place: str, method: str, plain: dict[int, list[int]], caplog: pytest.LogCaptureFixture
+    method: str,
+    place: str,
+    plain: dict[int, list[int]],
+    standing: Standing,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("injected")
 
-    with engine(method) as llm:
+    with standing.engine(method) as llm:
         steering = steering_of(llm)
         pilot = steering.pilot
         random_decisions(pilot)

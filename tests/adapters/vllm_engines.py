@@ -173,16 +173,14 @@ def speculation(method: str, k: int = MOST_K) -> dict[str, Any]:
     return config
 
 
-@contextmanager
-def engine(
+def _start(
     method: str | None,
     *,
     options: dict[str, Any] | None = None,
     alone: bool = False,
     k: int = MOST_K,
     **arguments: Any,
-) -> Iterator[LLM]:
-    """An engine with AutoSpec, or vLLM ``alone``; ``method`` None is plain decoding."""
+) -> LLM:
     settings: dict[str, Any] = {
         "model": target(),
         "skip_tokenizer_init": True,
@@ -192,19 +190,73 @@ def engine(
         "max_num_seqs": 24,
         "max_num_batched_tokens": 512,
         "block_size": 32,
+        "num_gpu_blocks_override": 512,
     }
     if method is not None:
         settings["speculative_config"] = speculation(method, k)
         if not alone:
             settings["scheduler_cls"] = SCHEDULER
             settings["additional_config"] = {"autospec": options or {}}
-    llm = LLM(**settings | arguments)
+    # vLLM collects garbage ten times while it starts: nothing that was imported is looked at.
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    return LLM(**settings | arguments)
+
+
+def _stop(llm: LLM) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "unfreeze", lambda: None)  # the next start does it
+        llm.llm_engine.engine_core.shutdown()
+
+
+@contextmanager
+def engine(method: str | None, **settings: Any) -> Iterator[LLM]:
+    """An engine with AutoSpec, or vLLM ``alone``; ``method`` None is plain decoding.
+
+    ``options`` are AutoSpec's, ``k`` the most tokens to draft, all else arguments of vLLM's.
+    """
+    llm = _start(method, **settings)
     try:
         yield llm
     finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
-        gc.collect()
+        _stop(llm)
+
+
+class Standing:
+    """An engine that stands from test to test until another one is wanted.
+
+    One at a time: vLLM's engines share what is global to a process, and end it when they stop.
+    """
+
+    def __init__(self) -> None:
+        self._method = ""
+        self._llm: LLM | None = None
+
+    @contextmanager
+    def engine(self, method: str, options: dict[str, Any] | None = None) -> Iterator[LLM]:
+        """As ``engine``, or the one that stands, which has then forgotten everything."""
+        if self._llm is None or self._method != method:
+            self.stop()
+            self._method, self._llm = method, _start(method, options=options)
+        else:
+            self._llm.reset_prefix_cache()
+            scheduler_of(self._llm).steer_anew(options or {})
+        scheduler = scheduler_of(self._llm)
+        own = set(vars(scheduler))
+        try:
+            yield self._llm
+        except BaseException:
+            self.stop()  # requests may still run
+            raise
+        for patched in set(vars(scheduler)) - own:
+            delattr(scheduler, patched)
+
+    def stop(self) -> None:
+        """No engine stands any more."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            _stop(llm)
 
 
 def scheduler_of(llm: LLM) -> Any:
