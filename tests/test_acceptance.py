@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autospec.acceptance import POOLED, HazardTable, Shrinkage
+from autospec.compiled import by_reference
 from autospec.hazards import (
     NUM_BINS,
     UInt8Array,
@@ -71,7 +72,7 @@ class Rows:
     def predict(self) -> Float32Array:
         """Hazards [n, p, k] now."""
         limits = np.full((2, len(self.slots)), K, dtype=np.int16)
-        fill_hazards(self.table.arrays, self.rows(), limits, self.bins, self.hazards)
+        fill_hazards(by_reference(self.table.arrays), self.rows(), limits, self.bins, self.hazards)
         found: Float32Array = self.hazards.copy()
         return found
 
@@ -105,7 +106,7 @@ class Rows:
             added.astype(np.int16),
         )
         return learn_rows(
-            self.table.arrays,
+            by_reference(self.table.arrays),
             self.rows(),
             step,
             matches,
@@ -365,7 +366,7 @@ def test_without_a_confidence_the_earlier_hazard_stands() -> None:
     limits = np.array([[0], [4]], dtype=np.int16)
     draft_bins(confidence, limits, rows.bins)
     before = np.full((1, 2, K), 0.37, dtype=np.float32)
-    fill_hazards(table.arrays, rows.rows(), limits, rows.bins, before)
+    fill_hazards(by_reference(table.arrays), rows.rows(), limits, rows.bins, before)
     assert before[0, MODEL, :2].tolist() == pytest.approx([0.37, 0.37])
     assert before[0, MODEL, 2] != pytest.approx(0.37)
     rows.learn(4, 4)
@@ -516,7 +517,7 @@ def test_draft_evidence_follows_confidence() -> None:
     out = np.zeros((1, 2, K), dtype=np.float32)
     zeros = np.zeros(1, dtype=np.int32)
     rows = TableRows(np.ones(1, dtype=np.int32), zeros, zeros)
-    fill_hazards(table.arrays, rows, limits, bins, out)
+    fill_hazards(by_reference(table.arrays), rows, limits, bins, out)
     assert out[0, MODEL, 0] == pytest.approx(0.95, abs=0.05)
     assert out[0, MODEL, 1] == pytest.approx(0.25, abs=0.05)
     assert out[0, MODEL, 2] == pytest.approx(0.05, abs=0.05)

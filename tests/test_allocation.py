@@ -25,6 +25,7 @@ from autospec.allocation import (
     solve,
     throughput_gains,
 )
+from autospec.compiled import by_reference
 from autospec.cost import KNOTS, PADDED, SHAPES, STEPPED, round_up, token_seconds
 from autospec.records import Float32Array, Float64Array, Int16Array, Shape
 
@@ -61,6 +62,7 @@ class Problem:
         n, num_proposers, positions = self.gains.shape
         held = np.zeros(num_proposers, dtype=np.int16) if held_depth is None else held_depth
         room = Workspace.empty(num_proposers, n, positions)
+        by_parts = room._replace(best=by_reference(room.best), trial=by_reference(room.trial))
         value, seconds = solve(
             n,
             self.gains,
@@ -69,7 +71,7 @@ class Problem:
             self.lookup,
             self.prices,
             Aim(self.base_value, self.latency, self.rate, np.ones(num_proposers), held, hold),
-            room,
+            by_reference(by_parts),
         )
         return Answer(room.best.proposer, room.best.k, room.best.depth, value, seconds)
 
