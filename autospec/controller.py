@@ -25,6 +25,7 @@ from autospec.arrays import (
 )
 from autospec.config import Settings
 from autospec.cost import DEPTH, StepLoad
+from autospec.counts import TokenCounts
 from autospec.errors import ConfigError
 from autospec.estimators import Estimators
 from autospec.fused import observe_fused, plan_fused, trim_fused
@@ -113,6 +114,7 @@ class Controller:
         self._journal = journal
         self._most = _usable(settings, self.proposers)
         self._allowed = self._most > 0
+        self._allows_all = bool(self._allowed.all())
         if profile is None and settings.profile.path is not None:
             profile = warm_start(
                 settings.profile.path, self.identity, acceptance.LAYOUT, cost.LAYOUT
@@ -133,7 +135,8 @@ class Controller:
         )
         self.cost = self.learned.cost
         self._num_slots = len(self.rows)
-        self._standing = self.learned.standing(self.rows.arrays)
+        self._counts = TokenCounts.empty(len(self.proposers), self.workloads.capacity)
+        self._standing = self.learned.standing(self.rows.arrays, self._counts)
         self.policy = make_policy(settings.policy, self.proposers, np.random.default_rng(seed))
         probe, guard = settings.probe, settings.guard
         self._probes = (
@@ -172,7 +175,7 @@ class Controller:
                 self.is_warm = False
                 self._fault("profile", error)
         if metrics is not None:
-            metrics.bind([info.name for info in self.proposers])
+            metrics.bind([info.name for info in self.proposers], self._counts)
         if journal is not None:
             journal.begin(
                 settings.model_dump(mode="json"),
@@ -202,7 +205,7 @@ class Controller:
         self.learned.start(self.rows.slot_of(handle), workload, num_slots)
         if num_slots != self._num_slots:
             self._num_slots = num_slots
-            self._standing = self.learned.standing(self.rows.arrays)
+            self._standing = self.learned.standing(self.rows.arrays, self._counts)
         self._name_workloads()
         return handle
 
@@ -218,8 +221,9 @@ class Controller:
     # The hot path ---------------------------------------------------------------------------
 
     def wants_offers(self) -> NDArray[np.bool_]:
-        """Which lookups should draft before the next plan [p]."""
-        return self.policy.wants_offers() & self._allowed
+        """Which lookups should draft before the next plan [p]; not to be changed."""
+        wanted = self.policy.wants_offers()
+        return wanted if self._allows_all else wanted & self._allowed
 
     def plan(self, batch: BatchState) -> Plan:
         """Decide the next step. Plain decoding if anything is wrong."""
@@ -590,10 +594,6 @@ class Controller:
                 )
             )  # fmt: skip
         if self._metrics is not None:
-            self._metrics.add_tokens(
-                plan.proposer, arrays.workloads - 1, arrays.drafted, arrays.verified,
-                arrays.accepted, arrays.committed,
-            )  # fmt: skip
             self._metrics.set_speedup(self._estimated_speedup, self.measured_speedup)
         decision_seconds = record.decision_seconds + self._clock() - started
         self.last_decision_seconds = decision_seconds

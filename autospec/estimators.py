@@ -12,6 +12,7 @@ from autospec.acceptance import HazardTable, Shrinkage
 from autospec.compiled import by_reference
 from autospec.config import LearningSettings
 from autospec.cost import StepCost
+from autospec.counts import TokenCounts
 from autospec.profile import Identity, Profile, WorkloadProfile
 from autospec.records import EngineInfo, Int16Array, ProposerInfo
 from autospec.rows import RequestArrays
@@ -56,14 +57,16 @@ class Estimators:
             table.start(slot)
         self._requests[workload] += 1.0
 
-    def standing(self, requests: RequestArrays) -> Standing:
-        """All of it with the running requests, for kernels; ``start`` may replace arrays."""
+    def standing(self, requests: RequestArrays, counts: TokenCounts) -> Standing:
+        """All of it, the running requests and what is counted, for kernels; ``start`` may replace
+        arrays."""
         return by_reference(
             Standing(
                 by_reference(requests),
                 by_reference(self.ahead.arrays),
                 by_reference(self.drafted.arrays),
                 self.cost.reference,
+                by_reference(counts),
             )
         )
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from threading import Thread
 from typing import Literal, TypeAlias, get_args
 
-import numpy as np
-from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -18,7 +16,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from autospec.compiled import compiled_brief
+from autospec.counts import ACCEPTED, DRAFTED, STEPS, VERIFIED, TokenCounts
 from autospec.errors import AutoSpecError, ConfigError
 from autospec.records import Mode
 
@@ -39,32 +37,7 @@ _EVENTS: dict[Event, tuple[str, str]] = {
 }
 _NONE = "none"
 _MAX_REASONS = 32
-_COUNTS = ("drafted", "verified", "accepted")
-
-
-@compiled_brief
-def _count_tokens(
-    tokens: NDArray[np.int64],
-    by_workload: NDArray[np.int64],
-    proposer: NDArray[np.integer],
-    workload: NDArray[np.integer],
-    drafted: NDArray[np.integer],
-    verified: NDArray[np.integer],
-    accepted: NDArray[np.integer],
-    committed: NDArray[np.integer],
-) -> None:
-    """Add a step's rows [n] to ``tokens`` [count, p + 1, w] and ``by_workload`` [w]."""
-    for i in range(proposer.shape[0]):
-        p, w = proposer[i], workload[i]
-        if not (p < tokens.shape[1] and 0 <= w < tokens.shape[2]):
-            continue
-        if p < 0:
-            p = tokens.shape[1] - 1
-        tokens[0, p, w] += drafted[i]
-        tokens[1, p, w] += verified[i]
-        tokens[2, p, w] += accepted[i]
-        tokens[3, p, w] += 1
-        by_workload[w] += committed[i]
+_PLANES = (("drafted", DRAFTED), ("verified", VERIFIED), ("accepted", ACCEPTED))
 
 
 class Histogram:
@@ -94,17 +67,15 @@ class Histogram:
 class Metrics(Collector):
     """AutoSpec's metrics in an injected registry; one Metrics serves one controller.
 
-    The hot path adds to arrays, about a microsecond a call; names and labels are made when the
-    registry is scraped. ``bind`` names the proposers and ``name_workload`` the workloads whose
-    indices the ``add_*`` methods take.
+    The hot path counts, names and labels are made when the registry is scraped. ``bind`` says where
+    a controller counts tokens and names its proposers, ``name_workload`` its workloads.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._proposers: tuple[str, ...] = (_NONE,)
         self._bound = False
         self._workloads: dict[int, str] = {}
-        self._tokens = np.zeros((len(_COUNTS) + 1, 1, 16), dtype=np.int64)  # [count, p + 1, w]
-        self._committed = np.zeros(16, dtype=np.int64)  # [w]
+        self.counts = TokenCounts.empty(0, 0)
         self._steps: dict[str, int] = dict.fromkeys(get_args(Mode), 0)
         self._events: dict[Event, int] = dict.fromkeys(_EVENTS, 0)
         self._fallbacks: dict[str, int] = {}
@@ -118,51 +89,17 @@ class Metrics(Collector):
         self._measured_speedup: float | None = None
         registry.register(self)
 
-    def bind(self, proposers: Sequence[str]) -> None:
-        """Name the proposers, once. Raises ConfigError when a controller has done so before."""
+    def bind(self, proposers: Sequence[str], counts: TokenCounts) -> None:
+        """Show these proposers' counts; ConfigError when another controller has done so before."""
         if self._bound:
             raise ConfigError("these metrics serve another controller; make a Metrics for each one")
         self._bound = True
         self._proposers = (*proposers, _NONE)
-        self._tokens = np.zeros(
-            (len(_COUNTS) + 1, len(self._proposers), self._tokens.shape[2]), dtype=np.int64
-        )
-        none = np.zeros(0, dtype=np.int16)  # compile it ahead of requests
-        self.add_tokens(none, none.astype(np.int32), none, none, none, none)
+        self.counts = counts
 
     def name_workload(self, index: int, label: str) -> None:
-        """Name workload ``index``; make room for it. Cheap to repeat."""
-        if index in self._workloads:
-            return
-        room = self._committed.shape[0]
-        while index >= room:
-            room *= 2
-        extra = room - self._committed.shape[0]
-        if extra:
-            self._tokens = np.pad(self._tokens, ((0, 0), (0, 0), (0, extra)))
-            self._committed = np.pad(self._committed, (0, extra))
+        """Name workload ``index``. Cheap to repeat."""
         self._workloads[index] = label
-
-    def add_tokens(
-        self,
-        proposer: NDArray[np.integer],  # [n], NO_PROPOSER where none drafted
-        workload: NDArray[np.integer],  # [n]
-        drafted: NDArray[np.integer],  # [n]
-        verified: NDArray[np.integer],  # [n]
-        accepted: NDArray[np.integer],  # [n]
-        committed: NDArray[np.integer],  # [n]
-    ) -> None:
-        """Count a step's tokens, and one request-step for each row."""
-        _count_tokens(
-            self._tokens,
-            self._committed,
-            proposer,
-            workload,
-            drafted,
-            verified,
-            accepted,
-            committed,
-        )
 
     def add_step(self, mode: Mode, step_seconds: float | None, decision_seconds: float) -> None:
         """Count a step; ``step_seconds`` is None when the engine's figure was unusable."""
@@ -207,7 +144,7 @@ class Metrics(Collector):
             "autospec_committed_tokens", "Tokens added to requests.", labels=("workload",)
         )
         for index, label in sorted(self._workloads.items()):
-            committed.add_metric((label,), int(self._committed[index]))
+            committed.add_metric((label,), int(self.counts.committed[index]))
         yield committed
         yield _by_label("autospec_steps", "Engine steps by mode.", "mode", self._steps)
         yield self._step_seconds.family("autospec_step_seconds", "Seconds of a whole step.")
@@ -237,25 +174,25 @@ class Metrics(Collector):
             yield gauge
 
     def _token_families(self) -> Iterator[Metric]:
-        tokens, labels = self._tokens.copy(), ("proposer", "workload")
+        drafts, labels = self.counts.drafts.copy(), ("proposer", "workload")
         cells = [
             (row, column, (proposer, label))
             for row, proposer in enumerate(self._proposers)
             for column, label in sorted(self._workloads.items())
         ]
-        for plane, count in enumerate(_COUNTS):
+        for count, plane in _PLANES:
             family = CounterMetricFamily(
                 f"autospec_{count}_tokens", f"Draft tokens {count}.", labels=labels
             )
             for row, column, names in cells:
                 if names[0] != _NONE:
-                    family.add_metric(names, int(tokens[plane, row, column]))
+                    family.add_metric(names, int(drafts[plane, row, column]))
             yield family
         steps = CounterMetricFamily(
             "autospec_request_steps", "Steps of single requests by who drafted.", labels=labels
         )
         for row, column, names in cells:
-            steps.add_metric(names, int(tokens[-1, row, column]))
+            steps.add_metric(names, int(drafts[STEPS, row, column]))
         yield steps
 
 

@@ -16,6 +16,7 @@ from autospec.cost import (
     learn_seconds,
     tokens_to_pay,
 )
+from autospec.counts import TokenCounts, count_tokens
 from autospec.hazards import (
     NUM_TOKEN_BUCKETS,
     HazardArrays,
@@ -106,15 +107,15 @@ class StepArrays(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What outlives steps: the running requests, acceptance before and after drafting, and cost.
-
-    By reference, all of it.
+    """What outlives steps: the running requests, acceptance before and after drafting, cost, and
+    what is counted. By reference, all of it.
     """
 
     requests: RequestArrays
     ahead: HazardArrays
     drafted: HazardArrays
     cost: CostArrays
+    counts: TokenCounts
 
 
 class Step(NamedTuple):
@@ -452,7 +453,7 @@ def conclude(
     is_told_apart: bool,
     teaches_seconds: bool,
 ) -> tuple[int, int, int, int, bool]:
-    """Clean a step's result, learn acceptance and, if it teaches that, cost from it; sum it up.
+    """Clean a step's result, count it, learn acceptance and, if it teaches that, cost; sum it up.
 
     Counts are forced into 0 <= accepted <= verified <= drafted. A probe teaches as if it had been
     trimmed. Returns (committed tokens, verified ones, tokens paid for, sudden changes of acceptance
@@ -503,6 +504,10 @@ def conclude(
             arrays.draft_bins,
             arrays.draft_hazards,
         )  # fmt: skip
+    count_tokens(
+        standing.counts, proposer, arrays.workloads, drafted, clean_verified, clean_accepted,
+        clean_committed,
+    )  # fmt: skip
     _sum_up_models(standing.ahead.lookup, arrays, proposer, drafted)
     model = standing.cost
     n = handles.shape[0]

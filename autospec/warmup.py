@@ -8,6 +8,7 @@ import numpy as np
 
 from autospec.config import LearningSettings
 from autospec.cost import StepLoad
+from autospec.counts import TokenCounts
 from autospec.estimators import Estimators
 from autospec.fused import observe_fused, plan_fused, trim_fused
 from autospec.policy import make_policy
@@ -38,7 +39,7 @@ def warm_up(
     learned = Estimators(proposers, engine, LearningSettings(), 1, len(rows))
     policy = make_policy(options, proposers, np.random.default_rng(0))
     space = StepSpace(n, p, k_max)
-    space.refer_to(learned.standing(rows.arrays))
+    space.refer_to(learned.standing(rows.arrays, TokenCounts.empty(p, 1)))
     arrays, nothing = space.arrays, space.nothing
     handles = np.array([rows.start(0, k_max, 0.0)], dtype=np.int64)
     for speculating in (False, True):

@@ -16,7 +16,7 @@ PACKAGE = Path(autospec.__file__).parent
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "records", "compiled", "octave", "arrays", "progress", "feed", "turns"),
-    ("hazards", "tuned"),
+    ("counts", "hazards", "tuned"),
     (
         "acceptance",
         "cost",

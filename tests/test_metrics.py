@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from autospec.counts import TokenCounts, count_tokens
 from autospec.errors import AutoSpecError, ConfigError
 from autospec.metrics import Metrics, MetricsServer
 from autospec.records import NO_PROPOSER
@@ -15,24 +16,26 @@ from autospec.records import NO_PROPOSER
 def make() -> tuple[CollectorRegistry, Metrics]:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    metrics.bind(("ngram", "suffix"))
+    counts = TokenCounts.empty(2, 128)
+    metrics.bind(("ngram", "suffix"), counts)
     metrics.name_workload(0, "chat")
     metrics.name_workload(1, "code")
     return registry, metrics
 
 
-def int16(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int16]]:
-    return np.array(values, dtype=np.int16)
+def add(metrics: Metrics, *rows: tuple[int, int, int, int, int, int]) -> None:
+    """Count requests: proposer, workload, drafted, verified, accepted, committed."""
+    proposer, workload, *tokens = np.array(rows, dtype=np.int16).reshape(-1, 6).T.copy()
+    count_tokens(metrics.counts, proposer, workload.astype(np.int32) + 1, *tokens)
 
 
 def add_batch(metrics: Metrics) -> None:
-    metrics.add_tokens(
-        proposer=int16(0, 1, 1, NO_PROPOSER),
-        workload=int16(0, 0, 1, 1),
-        drafted=int16(4, 8, 8, 0),
-        verified=int16(3, 8, 5, 0),
-        accepted=int16(1, 8, 0, 0),
-        committed=int16(2, 9, 1, 1),
+    add(
+        metrics,
+        (0, 0, 4, 3, 1, 2),
+        (1, 0, 8, 8, 8, 9),
+        (1, 1, 8, 5, 0, 1),
+        (NO_PROPOSER, 1, 0, 0, 0, 1),
     )
 
 
@@ -61,18 +64,17 @@ def test_tokens_by_proposer_and_workload() -> None:
 
 def test_an_empty_batch_adds_nothing() -> None:
     registry, metrics = make()
-    empty = int16()
-    metrics.add_tokens(empty, empty, empty, empty, empty, empty)
+    add(metrics)
     labels = {"proposer": "ngram", "workload": "chat"}
     assert registry.get_sample_value("autospec_drafted_tokens_total", labels) == 0
 
 
-def test_counts_survive_growth() -> None:
+def test_a_workload_is_counted_before_it_is_named_and_one_out_of_range_never() -> None:
     registry, metrics = make()
     add_batch(metrics)
+    add(metrics, (1, 100, 2, 2, 1, 2), (1, 128, 9, 9, 9, 9), (1, -1, 9, 9, 9, 9))
+    add(metrics, (2 + 1, 0, 9, 9, 9, 9))
     metrics.name_workload(100, "late")
-    metrics.name_workload(100, "again")
-    metrics.add_tokens(int16(1), int16(100), int16(2), int16(2), int16(1), int16(2))
     suffix = {"proposer": "suffix"}
     name = "autospec_drafted_tokens_total"
     assert registry.get_sample_value(name, {**suffix, "workload": "chat"}) == 8
@@ -147,7 +149,7 @@ def test_reasons_are_bounded() -> None:
 def test_two_controllers_do_not_share_metrics() -> None:
     registry, metrics = make()
     with pytest.raises(ConfigError, match="another controller"):
-        metrics.bind(("a",))
+        metrics.bind(("a",), TokenCounts.empty(1, 1))
     with pytest.raises(ValueError, match="Duplicated"):
         Metrics(registry)
 

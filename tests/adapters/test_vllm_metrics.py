@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from autospec.adapters.vllm.exposition import FOLDER_VARIABLE, Exposition, ExpositionCollector
+from autospec.counts import TokenCounts
 from autospec.metrics import Metrics
 from tests.adapters.vllm_engines import (
     engine,
@@ -80,7 +81,7 @@ def test_the_api_server_shows_what_the_engine_core_counts(
     server.register(ExpositionCollector(tmp_path))
     assert generate_latest(server) == b""
     exposition = Exposition(core)
-    metrics.bind(["ngram"])
+    metrics.bind(["ngram"], TokenCounts.empty(1, 1))
     metrics.name_workload(0, "chat")
     metrics.add_event("probe", 3)
     exposition.close()

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import promql_parser
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from autospec.counts import TokenCounts
 from autospec.metrics import Metrics
 
 DASHBOARD = Path(__file__).parents[2] / "dashboards" / "grafana.json"
@@ -33,10 +33,8 @@ def exported() -> dict[str, set[str]]:
     """Labels by sample name, of a registry in which everything has been counted once."""
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    metrics.bind(("suffix",))
+    metrics.bind(("suffix",), TokenCounts.empty(1, 1))
     metrics.name_workload(0, "chat")
-    one = np.ones(1, dtype=np.int16)
-    metrics.add_tokens(0 * one, 0 * one, one, one, one, one)
     metrics.add_step("speculate", 0.01, 0.0001)
     metrics.add_event("guard")
     metrics.add_fallback("policy")

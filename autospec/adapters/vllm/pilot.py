@@ -6,6 +6,7 @@ Knows nothing of vLLM's classes: rows in, choices out.
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -192,7 +193,7 @@ class Pilot:
         """Decide the next step of the seated requests; None if the controller could not."""
         memory = self._idle.pop() if self._idle else self._new_memory()
         arrays = memory.of(len(rows))
-        arrays.seats[:] = [tracked.seat for tracked in rows]
+        arrays.seat_list[:] = array("i", [tracked.seat for tracked in rows])
         describe(
             self._seats.known,
             arrays.seats,
@@ -238,6 +239,8 @@ class Pilot:
             self.metrics.add_dropped("late or repeated")
             return
         step.arrays = None
+        added = array("i", counts + tokens)
+        arrays.added_list[: len(added)] = added
         for tracked, count in zip(step.rows, counts, strict=True):
             tracked.count += count
         add_tokens(
@@ -246,7 +249,7 @@ class Pilot:
             self._seats.history.lengths,
             arrays.seats,
             arrays.handles,
-            np.array(counts + tokens, dtype=np.int32),
+            arrays.counts_and_tokens,
             arrays.offered,
             arrays.offer_lengths,
             arrays.committed,
@@ -314,7 +317,7 @@ class Pilot:
         )
         add_tokens(
             seats.known, seats.history.tokens, seats.history.lengths, arrays.seats, arrays.handles,
-            np.zeros(1, dtype=np.int32), arrays.offered, arrays.offer_lengths, arrays.committed,
+            arrays.counts_and_tokens, arrays.offered, arrays.offer_lengths, arrays.committed,
             arrays.accepted, arrays.matched,
         )  # fmt: skip
 

@@ -12,6 +12,9 @@ class StepArrays:
     """What one step of ``n`` requests is planned from and what it brought.
 
     ``offered`` [p, n, k] are the tokens that lookups offer; rows of other proposers mean nothing.
+    ``counts_and_tokens`` is how many tokens each request got, then these. Lists of numbers are
+    written through ``seat_list`` and ``added_list``: from cold caches numpy takes several times as
+    long.
     """
 
     def __init__(self, memory: StepMemory, n: int) -> None:
@@ -19,6 +22,9 @@ class StepArrays:
         self.n = n
         self.memory = memory
         self.seats = memory.seats[:n]
+        self.seat_list = self.seats.data
+        self.counts_and_tokens = memory.counts_and_tokens[: n * (2 + k)]
+        self.added_list = self.counts_and_tokens.data
         self.handles = memory.handles[:n]
         self.context_tokens = memory.context_tokens[:n]
         self.last_tokens = memory.last_tokens[:n]
@@ -67,6 +73,7 @@ class StepMemory:
     ) -> None:
         self.proposers, self.lookups, self.k, self.has_model = proposers, lookups, k, has_model
         self.seats = np.zeros(requests, dtype=np.int32)
+        self.counts_and_tokens = np.zeros(requests * (2 + k), dtype=np.int32)
         self.handles = np.zeros(requests, dtype=np.int64)
         self.context_tokens = np.zeros(requests, dtype=np.int32)
         self.last_tokens = np.zeros(requests, dtype=np.int32)
