@@ -116,7 +116,14 @@ PROMPT = [5, 6, 7, 0, 1, 2, 4, 3]
 def few_tokens_target() -> PreTrainedModel:
     """As ``tiny_target`` of the distribution tests, for the heads here."""
     torch.manual_seed(3)
-    sizes = {**SIZES, "vocab_size": FEW, "intermediate_size": 16, "max_position_embeddings": 32}
+    sizes = {
+        **SIZES,
+        "vocab_size": FEW,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 32,
+    }
     model = LlamaForCausalLM(LlamaConfig(**sizes))
     with torch.no_grad():
         for parameter in model.parameters():
