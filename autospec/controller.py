@@ -36,7 +36,7 @@ from autospec.octave import NUM_OCTAVES
 from autospec.policy import make_policy
 from autospec.policy.base import NO_ARM, Decision, Outcome, View, plain
 from autospec.policy.program import NEW_WORKLOAD, Memory
-from autospec.probe import PLAIN, ProbeClocks
+from autospec.probe import DRAFTS, PLAIN, ProbeClocks
 from autospec.profile import Identity, Profile, warm_start
 from autospec.records import (
     NO_PROPOSER,
@@ -78,6 +78,8 @@ _SPEEDUP_WINDOW_STEPS = 1024
 _PROBE_K = 3
 _PROBE_SHARE = 0.5  # of a plain step that a probe's drafting may take beyond its first token
 _PROBE_PARALLEL_K = 8
+_PROBE_LOOKUP_K = 4
+_MUCH_CHEAPER = 2.0
 _PROBE_REQUESTS = 8
 
 
@@ -146,6 +148,8 @@ class Controller:
             if self.policy.adaptive and probe.enabled
             else None
         )
+        self._is_lookup = np.array([info.kind == "lookup" for info in self.proposers], dtype=bool)
+        self._triable = (*self.cost.models, *((DRAFTS,) if self._is_lookup.any() else ()))
         self._guards = (
             [Guard(guard.margin, guard.window_steps, guard.hold_steps) for _ in range(NUM_OCTAVES)]
             if self.policy.adaptive and guard.enabled
@@ -358,8 +362,9 @@ class Controller:
         drafting = [m for m in self.cost.models if depth[m]]
         record.has_models = bool(drafting)
         if self._probes is not None and n > 0:
-            price = self._probe_price(record, space) if mode == "probe" and drafting else 0.0
-            self._probes.note(n, drafting if verified else [PLAIN], mode == "probe", price)
+            price = self._probe_price(record, space, predicted) if mode == "probe" else 0.0
+            used = (*drafting, DRAFTS) if verified else (PLAIN,)
+            self._probes.note(n, used, mode == "probe", price)
         seconds = None
         if record.plain_seconds > 0.0:
             seconds = predicted
@@ -395,15 +400,18 @@ class Controller:
             ),
         )  # fmt: skip
 
-    def _probe_price(self, record: StepRecord, space: StepSpace) -> float:
-        """What the drafting of a planned probe takes, in plain steps; 0 if that is not known."""
+    def _probe_price(self, record: StepRecord, space: StepSpace, predicted_seconds: float) -> float:
+        """What a planned probe takes beyond a plain step, in plain steps; 0 if that is not known.
+
+        Of a model's probe that is its drafting: others may draft in the same step.
+        """
         if not record.plain_seconds > 0.0:
             return 0.0
         arrays = space.arrays
-        return (
-            self.cost.drafting_seconds(arrays.depth, arrays.draft_tokens, arrays.catch_up)
-            / record.plain_seconds
-        )
+        extra = predicted_seconds - record.plain_seconds
+        if record.has_models:
+            extra = self.cost.drafting_seconds(arrays.depth, arrays.draft_tokens, arrays.catch_up)
+        return max(0.0, extra) / record.plain_seconds
 
     def _most_at(self, requests: int) -> Int16Array:
         """The most tokens each proposer may draft [p], under the cap tuned for this load."""
@@ -423,23 +431,41 @@ class Controller:
             return True
         if self._guards is not None and self._guards[octave].is_holding:
             return True
-        return self._probes is not None and self._probes.due(requests, self.cost.models) is not None
+        arm = None if self._probes is None else self._probes.due(requests, self._triable)
+        return arm is not None and (arm != DRAFTS or bool(self.wants_offers().any()))
 
     def _decide(self, view: View, octave: int) -> tuple[Decision, Mode]:
         """The policy's decision, unless guard or probes overrule an adaptive policy."""
         if self._guards is not None and self._guards[octave].is_holding:
             return plain(view.requests), "guard"
         if self._probes is not None and self.cost.is_known and view.requests > 0:
-            arm = self._probes.due(view.requests, self.cost.models)
-            if arm is not None and arm != PLAIN and not view.limits[arm].any():
-                available = [m for m in self.cost.models if view.limits[m].any()]
+            arm = self._probes.due(view.requests, self._triable)
+            if arm is not None and arm != PLAIN:
+                available = [each for each in self._triable if self._may_draft(view, each)]
                 arm = self._probes.due(view.requests, available)
             if arm == PLAIN:
                 return plain(view.requests), "probe"
+            if arm == DRAFTS:
+                return self._single_draft(view), "probe"
             if arm is not None:
                 return self._probe(view, arm), "probe"
         decision = self.policy.decide(view)
         return decision, decision.mode
+
+    def _may_draft(self, view: View, arm: int) -> bool:
+        limits = view.limits[self._is_lookup] if arm == DRAFTS else view.limits[arm]
+        return bool(limits.any())
+
+    def _single_draft(self, view: View) -> Decision:
+        """The lookups' surest draft alone: what tells whether drafts are still as dear."""
+        is_offered = (view.limits > 0) & self._is_lookup[:, None]
+        sureness = np.where(is_offered, view.hazards[:, :, 0].T, -1.0)
+        proposer, row = np.unravel_index(int(np.argmax(sureness)), sureness.shape)
+        most = 1 if self.cost.engine.shape == "padded" else _PROBE_LOOKUP_K  # all pay for one's k
+        decision = plain(view.requests)
+        decision.proposer[row] = proposer
+        decision.k[row] = min(most, int(view.limits[proposer, row]))
+        return decision
 
     def _probe(self, view: View, model: int) -> Decision:
         """The policy's decision, but some requests draft with ``model``."""
@@ -559,6 +585,13 @@ class Controller:
         guard = None if self._guards is None else self._guards[space.octave]
         if guard is not None and guard.is_holding:
             guard.note_plain()
+        if (
+            plan.mode == "probe"
+            and self._probes is not None
+            and is_routine
+            and _MUCH_CHEAPER * step_seconds < (plan.predicted_seconds or 0.0)
+        ):
+            self._probes.repeat()
         if is_timed:
             if self._has_targets:
                 self.rows.arrays.decode_seconds[arrays.slots] += step_seconds

@@ -48,9 +48,9 @@ _MEMORY_STEPS = 512.0
 _OUTLIER = 4.0  # in units of the running relative error
 _SETTLED_STEPS = 8.0  # before any time can be called an outlier
 _SURPRISE = 4.5  # the running sum of outliers' signs; 5 would be outliers for ever
-_GROSSLY_DEARER = 6.0  # a factor on the time of drafting that a busy machine hardly makes, which
-_DEARER = 3.0  # counts as so many other outliers: two in close succession are a surprise;
+_GROSSLY_DEARER = 6.0  # a factor on the time of drafting that a busy machine hardly makes
 _GROSSLY_CHEAPER = 2.0
+_GROSSLY = 3.0  # counts as so many other outliers: two in close succession are a surprise
 _CHEAPER = 5.0  # one is: drafting is at times held up, but never done sooner than it can be
 _LEAST_ERROR = 0.01
 _MOST_ERROR = 0.2
@@ -280,8 +280,10 @@ def _learn(
     An outlier's weight is clipped, unless outliers keep coming: then the old statistics are what is
     wrong, those of the cell, or of all cells from ``first_cell`` to ``last_cell``; they are
     dropped, and True is returned in the latter case. ``health`` [3] is that of these cells.
-    Of drafting, one or two gross outliers suffice: a model that became dear is paid for in full
-    until that is believed. What was known of it is scaled, its parts mostly change together.
+    Two far below the expected, of one cell, are enough for all: what was slow for a while is
+    hardly used before it is known to be fast. Of drafting one is, and two far above it: a model
+    that became dear is paid for in full until that is believed. What was known of a model is
+    scaled, its parts mostly change together.
     """
     x, beta, doubt = model.x, model.beta, model.doubt
     predicted = 0.0
@@ -295,16 +297,19 @@ def _learn(
     doubt[cell] *= 0.8
     if abs(error) > limit:
         sign = 1.0 if error > 0.0 else -1.0
-        if is_drafting and seconds > _GROSSLY_DEARER * predicted:
-            sign *= _DEARER
-        elif is_drafting and predicted > _GROSSLY_CHEAPER * seconds:
-            sign *= _CHEAPER
-        health[1] += sign
-        doubt[cell] += sign
+        own = sign
+        is_cheaper = predicted > _GROSSLY_CHEAPER * seconds
+        if is_cheaper:
+            own *= _CHEAPER if is_drafting else _GROSSLY
+        elif is_drafting and seconds > _GROSSLY_DEARER * predicted:
+            own *= _GROSSLY
+        health[1] += own if is_drafting else sign
+        doubt[cell] += own
         if health[2] >= _SETTLED_STEPS:
             trust = limit / abs(error)
-        surprised = abs(health[1]) > model.most_surprise
-        if surprised or abs(doubt[cell]) > model.most_surprise:
+        is_doubted = abs(doubt[cell]) > model.most_surprise
+        surprised = abs(health[1]) > model.most_surprise or (is_doubted and is_cheaper)
+        if surprised or is_doubted:
             # Old times weigh 1 / seconds squared: were they shorter, they must not drown the new.
             change = predicted / seconds
             kept = _FORGET_KEEP * (change**2 if is_drafting else min(1.0, change**2))
@@ -316,7 +321,7 @@ def _learn(
             health[1] = 0.0
             if surprised:
                 health[2] = 0.0
-            trust = 1.0
+            trust, predicted = 1.0, seconds
     if health[2] >= _SETTLED_STEPS:
         clipped = min(abs(error), limit)
         error_now = health[0] + 0.02 * (1.25 * clipped - health[0])

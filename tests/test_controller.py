@@ -192,6 +192,24 @@ def test_one_slow_draft_changes_nothing() -> None:
     assert np.mean(used) > 0.95
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("slow_steps", [6, 20, 40])
+def test_a_slow_time_of_the_machine_is_over_when_it_is_over(slow_steps: int, seed: int) -> None:
+    """Steps with drafts alone may have been the slow ones: they must not look dear for ever."""
+    drafters = [lookup("ngram", 0.8, fires=0.5), lookup("suffix", 0.75, fires=0.5)]
+    engine = serve(drafters, yaml="guard: {enabled: false}", requests=4, seed=seed, noise=0.05)
+    before = engine.run(150)
+    slow = linear_seconds(0.3, 0.01)
+    for is_slow in np.random.default_rng(seed).random(slow_steps) < 0.5:
+        engine.seconds = slow if is_slow else CHEAP_TOKENS
+        engine.step()
+    engine.seconds = lambda n, verified: (slow if verified else CHEAP_TOKENS)(n, verified)
+    engine.run(slow_steps)
+    engine.seconds = CHEAP_TOKENS
+    engine.run(50)
+    assert engine.run(50) > 0.8 * before
+
+
 def test_a_machine_that_becomes_slow_per_token_is_noticed() -> None:
     engine = serve([lookup(hazard=0.6)], requests=8)
     engine.run(1000)

@@ -224,6 +224,25 @@ def test_a_real_change_is_followed(factor: float) -> None:
         assert cost.predict(step) == pytest.approx(factor * linear(step), rel=0.15)
 
 
+@pytest.mark.parametrize("slow_steps", [20, 100])
+def test_the_end_of_a_slow_time_is_believed_after_a_few_steps_of_a_kind(slow_steps: int) -> None:
+    cost = make_cost()
+    plain, drafting = load(4), load(4, 8)
+    for _ in range(100):
+        cost.observe(plain, linear(plain), None)
+        cost.observe(drafting, linear(drafting), None)
+    for _ in range(slow_steps):
+        cost.observe(plain, 10 * linear(plain), None)
+        cost.observe(drafting, 10 * linear(drafting), None)
+    assert cost.predict(drafting) > 5 * linear(drafting)
+    for _ in range(20):
+        cost.observe(plain, linear(plain), None)
+    for _ in range(4):
+        cost.observe(drafting, linear(drafting), None)
+    assert cost.predict(drafting) == pytest.approx(linear(drafting), rel=0.2)
+    assert cost.predict(plain) == pytest.approx(linear(plain), rel=0.1)
+
+
 def test_prefill_is_not_charged_to_decoding() -> None:
     cost = make_cost()
     serve(cost, linear, 400)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 
-from autospec.probe import PLAIN, ProbeClocks
+from autospec.probe import DRAFTS, PLAIN, ProbeClocks
 
 MODEL, OTHER = 1, 2
 
@@ -99,3 +99,38 @@ def test_another_load_starts_the_models_anew() -> None:
     for _ in range(5):
         clocks.note(1, [PLAIN], probe=False)
     assert clocks.due(1, [MODEL]) == MODEL
+
+
+def test_drafts_of_anybody_are_tried_while_nobody_drafts() -> None:
+    clocks = ProbeClocks([MODEL], 4, 2.0, 64)
+    tried = []
+    for step in range(200):
+        arm = clocks.due(1, [DRAFTS])  # the model cannot draft now
+        if arm == DRAFTS:
+            tried.append(step)
+        clocks.note(1, [PLAIN] if arm is None else [DRAFTS], arm is not None)
+    assert tried[0] == 4
+    assert gaps(tried)[:4] == [9, 17, 33, 65]
+
+
+def test_drafts_in_use_are_not_tried() -> None:
+    clocks = ProbeClocks([MODEL], 4, 2.0, 64)
+    for _ in range(50):
+        assert clocks.due(1, [DRAFTS]) in (None, PLAIN)
+        clocks.note(1, [DRAFTS], False)
+    for step in range(5):  # and then their clock is at its start
+        assert clocks.due(1, [DRAFTS]) == (DRAFTS if step == 4 else None) or step == 0
+        clocks.note(1, [PLAIN], False)
+
+
+def test_a_probe_that_was_cheap_is_repeated_at_once() -> None:
+    clocks = ProbeClocks([], 4, 2.0, 64)
+    for _ in range(4):
+        clocks.note(1, [PLAIN], False)
+    assert clocks.due(1, [DRAFTS]) == DRAFTS
+    clocks.note(1, [DRAFTS], True, 3.0)
+    assert clocks.due(1, [DRAFTS]) is None
+    clocks.repeat()
+    assert clocks.due(1, [DRAFTS]) == DRAFTS
+    clocks.note(1, [DRAFTS], True)
+    assert clocks.due(1, [DRAFTS]) is None
