@@ -380,14 +380,16 @@ class Controller:
 
     def _offered(self, batch: BatchState, space: StepSpace) -> Offered:
         """What the batch offers, made safe for kernels."""
-        n, p, k_max = space.n, len(self.proposers), self.k_max
-        nothing, room = space.nothing, batch.room
         if batch.stale_tokens is not None:
             space.arrays.stale[:] = batch.stale_tokens
         elif space.has_stale:
             space.arrays.stale[:] = 0.0
         space.has_stale = batch.stale_tokens is not None
-        return Offered(
+        if batch is space.batch and space.offered is not None:
+            return space.offered
+        n, p, k_max = space.n, len(self.proposers), self.k_max
+        nothing, room = space.nothing, batch.room
+        offered = Offered(
             checked(batch.handles, INT64, (n,), "handles"),
             checked(batch.context_tokens, INT32, (n,), "context_tokens"),
             checked_or(batch.last_tokens, INT32, (n,), "last_tokens", nothing.last_tokens),
@@ -399,6 +401,9 @@ class Controller:
                 nothing.confidence,
             ),
         )  # fmt: skip
+        space.batch = batch if offered.is_of(batch) else None
+        space.offered = offered
+        return offered
 
     def _probe_price(self, record: StepRecord, space: StepSpace, predicted_seconds: float) -> float:
         """What a planned probe takes beyond a plain step, in plain steps; 0 if that is not known.

@@ -31,6 +31,7 @@ from autospec.hazards import (
 from autospec.octave import octave_of
 from autospec.policy.base import NO_ARM, View
 from autospec.records import (
+    BatchState,
     Float32Array,
     Float64Array,
     Int16Array,
@@ -67,6 +68,17 @@ class Offered(NamedTuple):
     most: Int16Array  # [p]
     offers: Int16Array  # [p, n]
     confidence: Float32Array  # [p, n, k]
+
+    def is_of(self, batch: BatchState) -> bool:
+        """Whether these are the batch's own arrays, so that they hold what it will hold later."""
+        return (
+            self.handles is batch.handles
+            and self.context_tokens is batch.context_tokens
+            and (batch.last_tokens is None or self.last_tokens is batch.last_tokens)
+            and (batch.room is None or self.room is batch.room)
+            and (batch.offer_lengths is None or self.offers is batch.offer_lengths)
+            and (batch.offer_confidence is None or self.confidence is batch.offer_confidence)
+        )
 
 
 class StepArrays(NamedTuple):
@@ -132,10 +144,12 @@ class StepSpace:
         "_arrays",
         "_standing",
         "arrays",
+        "batch",
         "has_stale",
         "n",
         "nothing",
         "octave",
+        "offered",
         "reference",
     )
 
@@ -145,6 +159,9 @@ class StepSpace:
         self.octave = octave_of(n)
         self.has_stale = False
         self.nothing = Nothing(n, p, k)
+        self.batch: BatchState | None = None
+        self.offered: Offered | None = None
+        """What ``batch`` offers: the same record need not be checked again."""
         self._standing: Standing | None = None
         rows = np.zeros((3, n), dtype=np.int32)
         offered = np.zeros((4, p, n), dtype=np.int16)

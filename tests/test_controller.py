@@ -737,6 +737,19 @@ def test_other_integer_types_mean_the_same() -> None:
     assert plans[0][0] > 4
 
 
+@pytest.mark.parametrize("kind", [np.int16, np.int32])
+def test_a_batch_that_is_given_again_is_read_again(kind: type[np.integer[Any]]) -> None:
+    engine = serve([lookup(hazard=0.95)], requests=2, noise=0.0)
+    engine.run(60)
+    room = np.full(2, 100, dtype=kind)
+    state = state_of(engine, room=room)
+    for most in (100, 3, 100, 2):
+        room[:] = most
+        plan = engine.controller.plan(state)
+        assert plan.k.tolist() == [min(most, plan.k.max())] * 2
+        assert plan.k[0] > 4 or most < 100
+
+
 def test_more_room_than_a_short_integer_holds_is_room() -> None:
     engine = serve([lookup(hazard=0.9)], requests=1)
     for _ in range(100):
