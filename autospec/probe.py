@@ -12,6 +12,7 @@ DRAFTS = -2
 proposers."""
 
 _FAR_OCTAVES = 2
+_MOST_DRAFTS_PRICE = 1.0  # a few tokens can cost more only in a passing trouble
 _MOST_SHARE = 0.01  # of the time that probes of one arm may take in the long run
 
 
@@ -73,7 +74,8 @@ class ProbeClocks:
                 self._idle[arm] = 0
                 wait = max(self._wait[arm], self._rest[arm]) * self._backoff
                 self._wait[arm] = min(self._max, wait) if probe else self._first
-                self._rest[arm] = min(self._max, price / _MOST_SHARE) if probe else 0.0
+                counted = min(price, _MOST_DRAFTS_PRICE) if arm == DRAFTS else price
+                self._rest[arm] = min(self._max, counted / _MOST_SHARE) if probe else 0.0
             else:
                 self._idle[arm] += 1
 

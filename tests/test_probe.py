@@ -134,3 +134,15 @@ def test_a_probe_that_was_cheap_is_repeated_at_once() -> None:
     assert clocks.due(1, [DRAFTS]) == DRAFTS
     clocks.note(1, [DRAFTS], True)
     assert clocks.due(1, [DRAFTS]) is None
+
+
+def test_drafts_that_looked_very_dear_are_tried_again_before_long() -> None:
+    clocks = ProbeClocks([], 4, 2.0, 2048)
+    tried = []
+    for step in range(400):
+        if clocks.due(1, [DRAFTS]) == DRAFTS:
+            tried.append(step)
+            clocks.note(1, [DRAFTS], True, 9.0)  # nine plain steps
+        else:
+            clocks.note(1, [PLAIN], False)
+    assert tried == [4, 105, 306]
