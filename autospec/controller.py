@@ -401,8 +401,8 @@ class Controller:
                 nothing.confidence,
             ),
         )  # fmt: skip
-        space.batch = batch if offered.is_of(batch) else None
-        space.offered = offered
+        is_again = batch is space.batch
+        space.batch, space.offered = batch, offered if is_again and offered.is_of(batch) else None
         return offered
 
     def _probe_price(self, record: StepRecord, space: StepSpace, predicted_seconds: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +94,7 @@ class BarePolicy:
 
     def trim(self, plan: Plan, drafted: Int16Array, confidence: Float32Array) -> Plan:
         """All that was drafted is verified."""
-        return replace(plan, verify=np.minimum(plan.k, drafted))
+        return plan._replace(verify=np.minimum(plan.k, drafted))
 
     def observe(self, plan: Plan, result: StepResult) -> None:
         """Nothing is learned."""

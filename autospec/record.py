@@ -9,7 +9,7 @@ would have had accepted follows from the tokens alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -157,7 +157,7 @@ class DraftRecorder:
 
     def trim(self, plan: Plan, drafted: Int16Array, confidence: Float32Array) -> Plan:
         """Nothing is verified."""
-        return replace(plan, verify=np.zeros_like(plan.k))
+        return plan._replace(verify=np.zeros_like(plan.k))
 
     def observe(self, plan: Plan, result: StepResult) -> None:
         """Nothing is learned."""

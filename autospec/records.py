@@ -7,7 +7,7 @@ requests in their decode phase, ``p`` proposers in the controller's order, ``k``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,12 +107,11 @@ class BatchState:
     prefill_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """One step's decision: who drafts for each request, how many tokens, how many to verify.
 
-    ``verify`` equals ``k`` until ``Controller.trim`` has seen the drafts. ``context`` is the
-    controller's own evidence for the decision, echoed to ``observe``.
+    ``verify`` equals ``k`` until ``Controller.trim`` has seen the drafts. A tuple: one is made in
+    every step, which takes a quarter of the time.
     """
 
     id: int

@@ -161,7 +161,7 @@ class StepSpace:
         self.nothing = Nothing(n, p, k)
         self.batch: BatchState | None = None
         self.offered: Offered | None = None
-        """What ``batch`` offers: the same record need not be checked again."""
+        """What ``batch``, the last one, offers: it need not be checked again."""
         self._standing: Standing | None = None
         rows = np.zeros((3, n), dtype=np.int32)
         offered = np.zeros((4, p, n), dtype=np.int16)

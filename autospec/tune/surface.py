@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -181,7 +181,7 @@ class _Metronome:
 
     def trim(self, plan: Plan, drafted: Int16Array, confidence: Float32Array) -> Plan:
         """All that was drafted is verified."""
-        return replace(plan, verify=np.minimum(plan.k, drafted))
+        return plan._replace(verify=np.minimum(plan.k, drafted))
 
     def observe(self, plan: Plan, result: StepResult) -> None:
         """Note the step's time if it was a point's."""

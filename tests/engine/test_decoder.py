@@ -240,7 +240,7 @@ class FirstRowPlain(ScriptedController):
     def plan(self, state: BatchState) -> Plan:
         plan = super().plan(state)
         k = np.where(plan.handles == 1, 0, 8).astype(np.int16)
-        return replace(plan, proposer=np.where(k > 0, 0, -1).astype(np.int16), k=k, verify=k)
+        return plan._replace(proposer=np.where(k > 0, 0, -1).astype(np.int16), k=k, verify=k)
 
 
 def test_requests_without_a_seed_differ_from_each_other() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -232,7 +232,7 @@ class ConfidentController(ScriptedController):
     def trim(self, plan: Plan, drafted: Int16Array, confidence: Float32Array) -> Plan:
         sure = np.logical_and.accumulate(confidence[:, : int(drafted.max())] > 0.22, axis=1)
         verify = np.minimum(drafted, sure.sum(axis=1))
-        return replace(plan, verify=verify.astype(np.int16))
+        return plan._replace(verify=verify.astype(np.int16))
 
 
 def tiny_target() -> LlamaForCausalLM:

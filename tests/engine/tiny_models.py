@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -148,9 +148,9 @@ class ScriptedController:
         assert confidence.shape == (len(drafted), self.k_max)
         self.trims.append((drafted.copy(), confidence.copy()))
         if self.fixed_k is not None:
-            return replace(plan, verify=drafted)
+            return plan._replace(verify=drafted)
         verify = np.minimum(drafted, self.rng.integers(0, self.k_max + 1, len(drafted)))
-        return replace(plan, verify=verify.astype(np.int16))
+        return plan._replace(verify=verify.astype(np.int16))
 
     def observe(self, plan: Plan, result: StepResult) -> None:
         assert (result.accepted <= result.verified).all()
