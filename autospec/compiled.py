@@ -44,6 +44,16 @@ def inlined(function: F) -> F:
     return cast(F, numba.njit(cache=True, error_model="numpy", forceinline=True)(function))
 
 
+def prepared(kernel: F, *arguments: object) -> F:
+    """A kernel that has been called with such arguments, for others of exactly these types.
+
+    Their types are looked at no more in each call, which takes a third of it. Whoever calls it has
+    checked them.
+    """
+    compiled_for = tuple(typeof(each) for each in arguments)
+    return cast(F, cast(Any, kernel).overloads[compiled_for].entry_point)
+
+
 class _Referred(types.Type):
     """The numba type of a record by reference, which is the address of its words.
 

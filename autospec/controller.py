@@ -28,7 +28,6 @@ from autospec.cost import DEPTH, StepLoad
 from autospec.counts import TokenCounts
 from autospec.errors import ConfigError
 from autospec.estimators import Estimators
-from autospec.fused import observe_fused, plan_fused, trim_fused
 from autospec.guard import Guard
 from autospec.journal import Journal
 from autospec.metrics import Event, Metrics
@@ -188,7 +187,7 @@ class Controller:
                 {"python": platform.python_version(), "numpy": np.__version__},
             )
         self._name_workloads()
-        warm_up(settings.policy, self.proposers, engine, self.k_max)
+        self._fused = warm_up(settings.policy, self.proposers, engine, self.k_max)
 
     # Requests -------------------------------------------------------------------------------
 
@@ -341,7 +340,7 @@ class Controller:
             (
                 unknown, record.context_tokens, record.plain_seconds,
                 expected, verified, switches, predicted,
-            ) = plan_fused(
+            ) = self._fused.plan(
                 space.reference, program, *offered, space.octave, spare_tokens, proposer, k
             )  # fmt: skip
         else:
@@ -534,7 +533,7 @@ class Controller:
         arrays, view = space.arrays, record.view
         program = self._program(space.n) if view is None else None
         if program is not None:
-            is_less, record.is_trimmed = trim_fused(
+            is_less, record.is_trimmed = self._fused.trim(
                 space.reference, program, plan.proposer, plan.k, drafted, confidence,
                 space.octave, record.context_tokens, record.plain_seconds,
             )  # fmt: skip
@@ -578,7 +577,7 @@ class Controller:
         )  # fmt: skip
         program, said = self._program(n), NEW_WORKLOAD
         if program is not None:
-            total, num_verified, paid, drifts, surprised, said = observe_fused(
+            total, num_verified, paid, drifts, surprised, said = self._fused.observe(
                 space.reference, program, *observed, 0.0 if has_prefill else record.plain_seconds
             )
         else:

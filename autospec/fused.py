@@ -7,6 +7,9 @@ processor's caches.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from autospec.compiled import compiled_brief
 from autospec.policy.program import Memory, decide_step, learn_step, trim_step
 from autospec.records import Float32Array, Float64Array, Int16Array, Int32Array, Int64Array
@@ -115,3 +118,11 @@ def observe_fused(
         is_told_apart,
     )  # fmt: skip
     return total, num_verified, paid, drifts, surprised, learned
+
+
+class Fused(NamedTuple):
+    """The three of them, as a controller calls them: compiled for any types, or prepared."""
+
+    plan: Callable[..., tuple[int, int, float, float, int, int, float]] = plan_fused
+    trim: Callable[..., tuple[bool, bool]] = trim_fused
+    observe: Callable[..., tuple[int, int, int, int, bool, int]] = observe_fused

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autospec.compiled import prepared
 from autospec.config import LearningSettings
 from autospec.cost import StepLoad
 from autospec.counts import TokenCounts
 from autospec.estimators import Estimators
-from autospec.fused import observe_fused, plan_fused, trim_fused
+from autospec.fused import Fused
 from autospec.policy import make_policy
 from autospec.policy.base import Decision, Outcome, PolicyOptions, View
 from autospec.records import EngineInfo, ProposerInfo
@@ -30,11 +31,14 @@ def warm_up(
     proposers: Sequence[ProposerInfo],
     engine: EngineInfo,
     k_max: int,
-) -> None:
-    """Run each kernel once on a step of one request, with the types that serving uses."""
+) -> Fused:
+    """Run each kernel once on a step of one request, with the types that serving uses.
+
+    Returns those that a policy that is a program is served by.
+    """
     n, p = 1, len(proposers)
     if p == 0:
-        return
+        return Fused()
     rows = RequestRows(2)
     learned = Estimators(proposers, engine, LearningSettings(), 1, len(rows))
     policy = make_policy(options, proposers, np.random.default_rng(0))
@@ -67,21 +71,30 @@ def warm_up(
         space.reference, handles, proposer, k,
         k, k, k, arrays.unmatched, True, False, space.octave, context, 1.0, np.zeros(p), True, True,
     )  # fmt: skip
+    fused = Fused()
     program = policy.program(n, k_max, learned.cost)
     if program is not None:
-        plan_fused(
+        planning = (
             space.reference, program, handles, nothing.last_tokens, nothing.last_tokens,
             nothing.room, np.ones(p, dtype=np.int16), nothing.lengths, nothing.confidence,
             space.octave, 1.0, proposer, k,
         )  # fmt: skip
-        trim_fused(
+        trimming = (
             space.reference, program, proposer, k, k, nothing.confidence[0], space.octave, context,
             plain_seconds,
         )  # fmt: skip
-        observe_fused(
+        observing = (
             space.reference, program, handles, proposer, k, k, k, k, arrays.unmatched, True, False,
             space.octave, context, 1.0, np.zeros(p), True, True, plain_seconds,
         )  # fmt: skip
+        fused.plan(*planning)
+        fused.trim(*trimming)
+        fused.observe(*observing)
+        fused = Fused(
+            prepared(fused.plan, *planning),
+            prepared(fused.trim, *trimming),
+            prepared(fused.observe, *observing),
+        )
     if policy.adaptive:
         policy.decide(view)
         policy.trim(view, Decision(proposer, k), arrays.draft_hazards)
@@ -92,3 +105,4 @@ def warm_up(
                 False, handles,
             )
         )  # fmt: skip
+    return fused

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from autospec.compiled import by_reference, compiled_brief
+from autospec.compiled import by_reference, compiled_brief, prepared
 from autospec.records import Float64Array, Int16Array
 
 
@@ -65,3 +65,13 @@ def test_what_kernels_could_not_read_is_refused() -> None:
         copy.deepcopy(outer)
     with pytest.raises(TypeError, match="cannot be copied"):
         pickle.dumps(outer)
+
+
+def test_a_prepared_kernel_does_the_same_for_the_types_that_it_was_compiled_for() -> None:
+    records = [by_reference(Outer(Inner(np.full(3, each), 2.0), np.ones((2, 2), np.int16), 2, True))
+               for each in (1.0, 5.0)]  # fmt: skip
+    expected = [add_up(each) for each in records]
+    ready = prepared(add_up, records[0])
+    assert [ready(each) for each in records] == expected
+    with pytest.raises(KeyError):
+        prepared(add_up, 1.0)
