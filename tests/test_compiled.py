@@ -68,8 +68,9 @@ def test_what_kernels_could_not_read_is_refused() -> None:
 
 
 def test_a_prepared_kernel_does_the_same_for_the_types_that_it_was_compiled_for() -> None:
-    records = [by_reference(Outer(Inner(np.full(3, each), 2.0), np.ones((2, 2), np.int16), 2, True))
-               for each in (1.0, 5.0)]  # fmt: skip
+    inners = [by_reference(Inner(np.full(3, each), 2.0)) for each in (1.0, 5.0)]
+    table = np.ones((2, 2), dtype=np.int16)
+    records = [by_reference(Outer(inner, table, 2, True)) for inner in inners]
     expected = [add_up(each) for each in records]
     ready = prepared(add_up, records[0])
     assert [ready(each) for each in records] == expected
