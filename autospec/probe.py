@@ -49,8 +49,7 @@ class ProbeClocks:
         if self._plain_idle[octave] >= self._plain_wait[octave]:
             return PLAIN
         for arm in self._drafting:
-            wait = max(self._wait[arm], self._rest[arm])
-            if arm in available and self._idle[arm] >= wait:
+            if self._wait[arm] <= self._idle[arm] >= self._rest[arm] and arm in available:
                 return arm
         return None
 
@@ -70,14 +69,17 @@ class ProbeClocks:
         else:
             self._plain_idle[octave] += 1
         for arm in self._drafting:
-            if arm in used:
-                self._idle[arm] = 0
-                wait = max(self._wait[arm], self._rest[arm]) * self._backoff
-                self._wait[arm] = min(self._max, wait) if probe else self._first
-                counted = min(price, _MOST_DRAFTS_PRICE) if arm == DRAFTS else price
-                self._rest[arm] = min(self._max, counted / _MOST_SHARE) if probe else 0.0
-            else:
+            if arm not in used:
                 self._idle[arm] += 1
+                continue
+            self._idle[arm] = 0
+            if probe:
+                wait = max(self._wait[arm], self._rest[arm]) * self._backoff
+                counted = min(price, _MOST_DRAFTS_PRICE) if arm == DRAFTS else price
+                self._wait[arm] = min(self._max, wait)
+                self._rest[arm] = min(self._max, counted / _MOST_SHARE)
+            else:
+                self._wait[arm], self._rest[arm] = self._first, 0.0
 
     def repeat(self) -> None:
         """A probe took far less than was expected: try drafts again in the next step."""
