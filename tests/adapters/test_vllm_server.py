@@ -36,7 +36,7 @@ pytestmark = [
 ]
 
 WORKLOADS = ("code-edit", "rag", "chat")
-REQUESTS = 18
+REQUESTS = 32
 MAX_TOKENS = 24
 START_SECONDS = 900.0  # compiles AutoSpec, maybe on a busy machine
 STOP_SECONDS = 60.0
@@ -184,7 +184,7 @@ def _await_ready(server: Server) -> None:
 
 
 def _prompts() -> list[Prompt]:
-    """Prompts of the three workloads in turn, none of them twice."""
+    """32 prompts of the three workloads in turn, none of them twice."""
     import autospec
 
     own = read_prompts(Path(autospec.__file__).parent / "demo_prompts.jsonl")
