@@ -78,7 +78,6 @@ _PROBE_K = 3
 _PROBE_SHARE = 0.5  # of a plain step that a probe's drafting may take beyond its first token
 _PROBE_PARALLEL_K = 8
 _PROBE_LOOKUP_K = 4
-_MUCH_CHEAPER = 2.0
 _PROBE_REQUESTS = 8
 
 
@@ -593,7 +592,7 @@ class Controller:
             plan.mode == "probe"
             and self._probes is not None
             and is_routine
-            and _MUCH_CHEAPER * step_seconds < (plan.predicted_seconds or 0.0)
+            and cost.GROSSLY_CHEAPER * step_seconds < (plan.predicted_seconds or 0.0)
         ):
             self._probes.repeat()
         if is_timed:

@@ -16,15 +16,23 @@ class Feed(Generic[T]):
     they are cut off with the last of the block's own.
     """
 
-    def __init__(self, requests: Sequence[T]) -> None:
+    def __init__(self, requests: Sequence[T], tokens: Sequence[int]) -> None:
+        """``tokens`` is what each request asks for."""
         self._requests = tuple(requests)
         self._given = 0
         self._unfinished = set(range(len(self._requests)))
+        self._missing = list(tokens)
+        self._wanted = sum(tokens)
 
     @property
     def is_over(self) -> bool:
         """Whether every request of the block has ended."""
         return not self._unfinished
+
+    @property
+    def share(self) -> float:
+        """The part of the block's own tokens that is there; 1 where it is over."""
+        return 1.0 if self.is_over else 1.0 - sum(self._missing) / self._wanted
 
     def take(self) -> tuple[int, T]:
         """The next request and its number, which is that in the block for the block's own."""
@@ -36,6 +44,13 @@ class Feed(Generic[T]):
         """Whether the request of this number only holds the load."""
         return number >= len(self._requests)
 
+    def advance(self, number: int, tokens: int) -> None:
+        """The request of this number got so many more."""
+        if not self.is_repeat(number):
+            self._missing[number] -= tokens
+
     def finish(self, number: int) -> None:
-        """The request of this number has ended."""
+        """The request of this number has ended, maybe with fewer than it asked for."""
         self._unfinished.discard(number)
+        if not self.is_repeat(number):
+            self._missing[number] = 0

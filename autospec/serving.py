@@ -48,9 +48,7 @@ class Serving:
         self._decoder = decoder
         self._tap = tap
         self._load = load
-        self._feed = Feed(requests)
-        self._missing = [request.max_tokens for request in requests]  # tokens, by number
-        self._wanted = sum(self._missing)
+        self._feed = Feed(requests, [request.max_tokens for request in requests])
         self._numbers: dict[str, int] = {}  # of the running requests
         self._started: set[str] = set()  # their first token comes from the prompt
         self._outputs: dict[int, tuple[int, ...]] = {}
@@ -68,7 +66,7 @@ class Serving:
     @property
     def share(self) -> float:
         """The part of the block's own tokens that is there; 1 where it is over."""
-        return 1.0 if self.is_over else 1.0 - sum(self._missing) / self._wanted
+        return self._feed.share
 
     def step(self) -> StepView:
         """One step of the decoder, with as many requests as the load says."""
@@ -91,13 +89,11 @@ class Serving:
                 tokens += len(event.token_ids)
                 self._request_steps += 1
                 self._started.add(event.request_id)
-                if not feed.is_repeat(number):
-                    self._missing[number] -= len(event.token_ids)
+                feed.advance(number, len(event.token_ids))
             if event.output is not None:
                 del numbers[event.request_id]
                 feed.finish(number)
                 if not feed.is_repeat(number):
-                    self._missing[number] = 0
                     self._outputs[number] = event.output.token_ids
         self._tokens += tokens
         running = len(numbers)
@@ -133,5 +129,5 @@ class Serving:
             requests=len(self._outputs),
             disturbed=int(disturbed),
         )
-        outputs = tuple(self._outputs[number] for number in range(len(self._missing)))
+        outputs = tuple(self._outputs[number] for number in sorted(self._outputs))
         return Served(result, outputs)

@@ -138,9 +138,7 @@ class Server:
         self._start_counting()
         self._blocks += 1
         self._load = load
-        self._feed = Feed(requests)
-        self._missing = [request.max_tokens for request in requests]  # tokens, by number
-        self._wanted = sum(self._missing)
+        self._feed = Feed(requests, [request.max_tokens for request in requests])
         self._numbers: dict[str, int] = {}  # of the running requests
         self._started: set[str] = set()
         self._tokens = 0
@@ -154,7 +152,7 @@ class Server:
         while not self._feed.is_over and self._clock() - began < seconds:
             self._step()
         self._seconds += self._clock() - began
-        return 1.0 if self._feed.is_over else 1.0 - sum(self._missing) / self._wanted
+        return self._feed.share
 
     def end(self) -> Served:
         """What the block came to."""
@@ -200,12 +198,10 @@ class Server:
         decoding, drafted, has_prompts = self._scheduled
         self._timeline.append(Step(self._clock() - began, has_prompts, decoding, drafted))
         for output in outputs:
-            number = numbers[output.request_id]
             count = len(output.outputs[0].token_ids)
             self._tokens += count
             self._started.add(output.request_id)
-            if not feed.is_repeat(number):
-                self._missing[number] = 0 if output.finished else self._missing[number] - count
+            feed.advance(numbers[output.request_id], count)
             if output.finished:
                 feed.finish(numbers.pop(output.request_id))
 

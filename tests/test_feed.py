@@ -8,7 +8,7 @@ from autospec.feed import Feed
 def test_the_load_is_held_until_the_blocks_own_requests_are_done() -> None:
     """Two at a time; ``slow`` takes six steps, the others one."""
     steps = {"a": 1, "slow": 6, "b": 1}
-    feed = Feed(list(steps))
+    feed = Feed(list(steps), list(steps.values()))
     left: dict[int, int] = {}
     running: list[int] = []
     served: list[tuple[int, str]] = []
@@ -29,7 +29,7 @@ def test_the_load_is_held_until_the_blocks_own_requests_are_done() -> None:
 
 
 def test_a_repeat_that_ends_does_not_end_the_block() -> None:
-    feed = Feed(["only"])
+    feed = Feed(["only"], [3])
     assert feed.take() == (0, "only")
     assert feed.take() == (1, "only")
     feed.finish(1)
@@ -39,4 +39,18 @@ def test_a_repeat_that_ends_does_not_end_the_block() -> None:
 
 
 def test_nothing_to_serve_is_over() -> None:
-    assert Feed([]).is_over
+    assert Feed([], []).is_over
+
+
+def test_the_share_is_that_of_the_blocks_own_tokens() -> None:
+    feed = Feed(["a", "b"], [4, 4])
+    for _ in range(3):
+        feed.take()
+    feed.advance(0, 3)
+    feed.advance(2, 5)  # a repeat
+    assert feed.share == 0.375
+    feed.finish(0)  # with a token less than it asked for
+    assert feed.share == 0.5
+    feed.finish(2)
+    feed.finish(1)
+    assert feed.share == 1.0
