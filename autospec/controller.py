@@ -24,7 +24,7 @@ from autospec.arrays import (
     clipped_int16,
 )
 from autospec.config import Settings
-from autospec.cost import DEPTH, StepLoad
+from autospec.cost import StepLoad
 from autospec.counts import TokenCounts
 from autospec.errors import ConfigError
 from autospec.estimators import Estimators
@@ -35,7 +35,8 @@ from autospec.octave import NUM_OCTAVES
 from autospec.policy import make_policy
 from autospec.policy.base import NO_ARM, Decision, Outcome, View, plain
 from autospec.policy.program import NEW_WORKLOAD, Memory
-from autospec.probe import DRAFTS, PLAIN, ProbeClocks
+from autospec.probe import DRAFTS
+from autospec.probing import Probing
 from autospec.profile import Identity, Profile, warm_start
 from autospec.records import (
     NO_PROPOSER,
@@ -52,11 +53,12 @@ from autospec.records import (
 )
 from autospec.rows import UNKNOWN_SLOT, RequestRows
 from autospec.saving import Saving
+from autospec.speedup import Speedup
 from autospec.step import (
     Offered,
+    Planned,
     StepRecord,
-    StepSpace,
-    StepSpaces,
+    StepRecords,
     bound_decision,
     bound_drafted,
     conclude,
@@ -72,13 +74,6 @@ log = logging.getLogger("autospec")
 _STEPS_UNDER_WAY = 32
 MOST_K = 64
 """The longest draft of one request in one step that any proposer may have."""
-
-_SPEEDUP_WINDOW_STEPS = 1024
-_PROBE_K = 3
-_PROBE_SHARE = 0.5  # of a plain step that a probe's drafting may take beyond its first token
-_PROBE_PARALLEL_K = 8
-_PROBE_LOOKUP_K = 4
-_PROBE_REQUESTS = 8
 
 
 class Controller:
@@ -138,32 +133,26 @@ class Controller:
         self._counts = TokenCounts.empty(len(self.proposers), self.workloads.capacity)
         self._standing = self.learned.standing(self.rows.arrays, self._counts)
         self.policy = make_policy(settings.policy, self.proposers, np.random.default_rng(seed))
-        probe, guard = settings.probe, settings.guard
+        adaptive, guard = self.policy.adaptive, settings.guard
         self._probes = (
-            ProbeClocks(
-                self.cost.models, probe.first_steps, probe.backoff, probe.max_interval_steps
-            )
-            if self.policy.adaptive and probe.enabled
+            Probing(settings.probe, self.policy, self.cost)
+            if adaptive and settings.probe.enabled
             else None
         )
-        self._is_lookup = np.array([info.kind == "lookup" for info in self.proposers], dtype=bool)
-        self._triable = (*self.cost.models, *((DRAFTS,) if self._is_lookup.any() else ()))
         self._guards = (
             [Guard(guard.margin, guard.window_steps, guard.hold_steps) for _ in range(NUM_OCTAVES)]
-            if self.policy.adaptive and guard.enabled
+            if adaptive and guard.enabled
             else None
         )
         self._num_named = 0
         self._next_plan_id = 0
-        self._records = [StepRecord() for _ in range(_STEPS_UNDER_WAY)]
-        self._spaces = StepSpaces(len(self.proposers), self.k_max)
+        self._records = StepRecords(len(self.proposers), self.k_max)
+        self._under_way: list[StepRecord | None] = [None] * _STEPS_UNDER_WAY
         self._no_times = np.zeros(len(self.proposers))
         self._logged: set[str] = set()
-        self._committed_sum = 0.0
-        self._estimated_speedup: float | None = None
+        self._speedup = Speedup()
         self._has_targets = False
         self.last_decision_seconds = 0.0
-        self._plain_sum = 0.0
         self._saving = Saving(
             settings.profile, self.learned, self.workloads,
             f"learned while serving, policy {type(self.policy).__name__.lower()}", wall_clock,
@@ -232,17 +221,22 @@ class Controller:
         started = self._clock()
         plan_id = self._next_plan_id
         self._next_plan_id += 1
-        record = self._records[plan_id % _STEPS_UNDER_WAY]
-        self._end(record)  # that of a step that was never observed
+        place = plan_id % _STEPS_UNDER_WAY
+        unobserved = self._under_way[place]
+        if unobserved is not None:
+            self._records.give_back(unobserved)
         try:
+            record = self._records.take(batch.handles.shape[0], self._standing)
             plan = self._plan(plan_id, record, batch)
         except Exception as error:
             self._fault("plan", error)
+            record = self._records.take(0, self._standing)
             handles = np.ravel([] if batch.handles is None else batch.handles)
             zeros = np.zeros(handles.shape[0], dtype=np.int16)
             plan = Plan(
                 plan_id, handles, np.full_like(zeros, NO_PROPOSER), zeros, zeros, "fallback"
             )
+        self._under_way[place] = record
         record.decision_seconds = self._clock() - started
         return plan
 
@@ -253,21 +247,9 @@ class Controller:
         (NaN or None: unknown).
         """
         started = self._clock()
-        record = self._records[plan.id % _STEPS_UNDER_WAY]
+        record = self._under_way[plan.id % _STEPS_UNDER_WAY]
         try:
-            n = plan.k.shape[0]
-            drafted = checked(drafted, INT16, (n,), "drafted")
-            verify = plan.k
-            if record.plan_id != plan.id or record.space is None:
-                verify = np.clip(drafted, 0, plan.k)
-            else:
-                space = record.space
-                space.refer_to(self._standing)
-                if confidence is not None and record.has_models and self.policy.adaptive:
-                    confidence = checked(confidence, FLOAT32, (n, self.k_max), "confidence")
-                    verify = self._trim(plan, record, space, drafted, confidence)
-                elif bound_drafted(space.reference, drafted, verify):
-                    verify = space.arrays.drafted.copy()
+            verify = self._verify(plan, record, drafted, confidence)
             if verify is not plan.verify:
                 plan = Plan(
                     plan.id, plan.handles, plan.proposer, plan.k, verify, plan.mode,
@@ -275,26 +257,29 @@ class Controller:
                 )  # fmt: skip
         except Exception as error:
             self._fault("trim", error)
-        record.decision_seconds += self._clock() - started
+        if record is not None:
+            record.decision_seconds += self._clock() - started
         return plan
 
     def observe(self, plan: Plan, result: StepResult) -> None:
         """Learn from what a planned step brought; late, repeated or broken results are dropped."""
         started = self._clock()
-        record = self._records[plan.id % _STEPS_UNDER_WAY]
+        place = plan.id % _STEPS_UNDER_WAY
+        record = self._under_way[place]
         if plan.mode == "fallback":
             self._dropped("fallback step")
-            if self._metrics is not None:
+            if self._metrics is not None and record is not None:
                 self._metrics.add_step("fallback", None, record.decision_seconds)
             return
-        if record.plan_id != plan.id or record.space is None:
+        if record is None or record.plan_id != plan.id:
             self._dropped("late or repeated")
             return
         try:
-            self._observe(plan, record, record.space, result, started)
+            self._observe(plan, record, result, started)
         except Exception as error:
             self._fault("observe", error)
-        self._end(record)
+        self._under_way[place] = None
+        self._records.give_back(record)
 
     # What was learned -----------------------------------------------------------------------
 
@@ -320,101 +305,94 @@ class Controller:
     @property
     def measured_speedup(self) -> float | None:
         """Committed tokens over the estimate for plain decoding, lately; None without data."""
-        return self._committed_sum / self._plain_sum if self._plain_sum > 0.0 else None
+        return self._speedup.measured
 
     # ----------------------------------------------------------------------------------------
 
     def _plan(self, plan_id: int, record: StepRecord, batch: BatchState) -> Plan:
-        n = batch.handles.shape[0]
-        space = record.space = self._spaces.take(n, self._standing)
-        offered = self._offered(batch, space)
+        n = record.n
+        offered = self._offered(batch, record)
         record.waiting = batch.waiting_requests
         record.is_trimmed = False
         record.arm = NO_ARM
         mode: Mode = "speculate"
-        proposer, k = np.empty(n, dtype=np.int16), np.empty(n, dtype=np.int16)
-        program = None if self._is_overruled(n, space.octave) else self._program(n)
-        if program is not None:
-            spare_tokens = float(self.cost.trusted_tokens(n) - n)
-            (
-                unknown, record.context_tokens, record.plain_seconds,
-                expected, verified, switches, predicted,
-            ) = self._fused.plan(
-                space.reference, program, *offered, space.octave, spare_tokens, proposer, k
-            )  # fmt: skip
+        proposer, k = np.empty(n, INT16), np.empty(n, INT16)
+        program = None if self._is_overruled(record) else self._program(n)
+        if program is None:
+            mode, planned = self._plan_apart(record, batch, offered, proposer, k)
         else:
-            unknown, record.context_tokens, record.plain_seconds = look_ahead(
-                space.reference, *offered, self.cost.is_known
+            spare_tokens = float(self.cost.trusted_tokens(n) - n)
+            planned = self._fused.plan(
+                record.reference, program, *offered, spare_tokens, proposer, k
             )
-            record.view = self._view(record, space, batch, offered)
-            decision, mode = self._decide(record.view, space.octave)
-            record.arm = decision.arm
-            expected, verified, switches, predicted = bound_decision(
-                space.reference, decision.proposer, decision.k, record.context_tokens, proposer, k
-            )
-        if unknown:
-            self._dropped("unknown request")
+        (
+            unknown, record.context_tokens, record.plain_seconds,
+            expected, verified, switches, predicted, record.has_models,
+        ) = planned  # fmt: skip
         if verified == 0 and mode == "speculate":
             mode = "plain"
-        depth = space.arrays.depth.tolist()
-        drafting = [m for m in self.cost.models if depth[m]]
-        record.has_models = bool(drafting)
         if self._probes is not None and n > 0:
-            price = self._probe_price(record, space, predicted) if mode == "probe" else 0.0
-            used = (*drafting, DRAFTS) if verified else (PLAIN,)
-            self._probes.note(n, used, mode == "probe", price)
+            self._probes.note(record, verified > 0, mode == "probe", predicted)
         seconds = None
         if record.plain_seconds > 0.0:
             seconds = predicted
-            self._estimated_speedup = expected / seconds * record.plain_seconds / n
+            self._speedup.estimated = expected / seconds * record.plain_seconds / n
         if self._metrics is not None:
+            self._metrics.set_load(n, batch.waiting_requests)
+            if unknown:
+                self._metrics.add_dropped("unknown request")
             if switches:
                 self._metrics.add_event("switch", switches)
             if mode == "probe":
                 self._metrics.add_event("probe")
-            self._metrics.set_load(n, batch.waiting_requests)
         record.plan_id = plan_id
-        return Plan(plan_id, offered.handles, proposer, k, k, mode, seconds, expected)
+        record.is_as_planned = True
+        return Plan(plan_id, offered[0], proposer, k, k, mode, seconds, expected)
 
-    def _offered(self, batch: BatchState, space: StepSpace) -> Offered:
+    def _plan_apart(
+        self,
+        record: StepRecord,
+        batch: BatchState,
+        offered: Offered,
+        proposer: Int16Array,
+        k: Int16Array,
+    ) -> tuple[Mode, Planned]:
+        """Plan where a policy is no program or may be overruled."""
+        unknown, context_tokens, plain_seconds = look_ahead(
+            record.reference, *offered, self.cost.is_known
+        )
+        record.view = self._view(record, batch, offered, context_tokens, plain_seconds)
+        decision, mode = self._decide(record.view, record.octave)
+        record.arm = decision.arm
+        expected, verified, switches, predicted, has_models = bound_decision(
+            record.reference, decision.proposer, decision.k, context_tokens, proposer, k
+        )
+        return mode, (
+            unknown, context_tokens, plain_seconds, expected, verified, switches, predicted,
+            has_models,
+        )  # fmt: skip
+
+    def _offered(self, batch: BatchState, record: StepRecord) -> Offered:
         """What the batch offers, made safe for kernels."""
+        n, p, k_max = record.n, len(self.proposers), self.k_max
+        nothing, room = record.nothing, batch.room
         if batch.stale_tokens is not None:
-            space.arrays.stale[:] = batch.stale_tokens
-        elif space.has_stale:
-            space.arrays.stale[:] = 0.0
-        space.has_stale = batch.stale_tokens is not None
-        if batch is space.batch and space.offered is not None:
-            return space.offered
-        n, p, k_max = space.n, len(self.proposers), self.k_max
-        nothing, room = space.nothing, batch.room
-        offered = Offered(
+            record.arrays.stale[:] = batch.stale_tokens
+        elif record.has_stale:
+            record.arrays.stale[:] = 0.0
+        record.has_stale = batch.stale_tokens is not None
+        return (
             checked(batch.handles, INT64, (n,), "handles"),
             checked(batch.context_tokens, INT32, (n,), "context_tokens"),
             checked_or(batch.last_tokens, INT32, (n,), "last_tokens", nothing.last_tokens),
             nothing.room if room is None else clipped_int16(room, (n,), "room"),
-            self._most_at(n),
+            self._most_at(n) if self._caps else self._most,
             checked_or(batch.offer_lengths, INT16, (p, n), "offer_lengths", nothing.lengths),
             checked_or(
                 batch.offer_confidence, FLOAT32, (p, n, k_max), "offer_confidence",
                 nothing.confidence,
             ),
         )  # fmt: skip
-        is_again = batch is space.batch
-        space.batch, space.offered = batch, offered if is_again and offered.is_of(batch) else None
-        return offered
-
-    def _probe_price(self, record: StepRecord, space: StepSpace, predicted_seconds: float) -> float:
-        """What a planned probe takes beyond a plain step, in plain steps; 0 if that is not known.
-
-        Of a model's probe that is its drafting: others may draft in the same step.
-        """
-        if not record.plain_seconds > 0.0:
-            return 0.0
-        arrays = space.arrays
-        extra = predicted_seconds - record.plain_seconds
-        if record.has_models:
-            extra = self.cost.drafting_seconds(arrays.depth, arrays.draft_tokens, arrays.catch_up)
-        return max(0.0, extra) / record.plain_seconds
 
     def _most_at(self, requests: int) -> Int16Array:
         """The most tokens each proposer may draft [p], under the cap tuned for this load."""
@@ -428,13 +406,13 @@ class Controller:
         """The policy in compiled code, if it is a program."""
         return self.policy.program(requests, self.k_max, self.cost)
 
-    def _is_overruled(self, requests: int, octave: int) -> bool:
+    def _is_overruled(self, record: StepRecord) -> bool:
         """Whether guard or probes may have a say in this step, or nothing is known to plan by."""
-        if requests == 0 or not self.cost.is_known:
+        if record.n == 0 or not self.cost.is_known:
             return True
-        if self._guards is not None and self._guards[octave].is_holding:
+        if self._guards is not None and self._guards[record.octave].is_holding:
             return True
-        arm = None if self._probes is None else self._probes.due(requests, self._triable)
+        arm = None if self._probes is None else self._probes.due(record.n)
         return arm is not None and (arm != DRAFTS or bool(self.wants_offers().any()))
 
     def _decide(self, view: View, octave: int) -> tuple[Decision, Mode]:
@@ -442,103 +420,75 @@ class Controller:
         if self._guards is not None and self._guards[octave].is_holding:
             return plain(view.requests), "guard"
         if self._probes is not None and self.cost.is_known and view.requests > 0:
-            arm = self._probes.due(view.requests, self._triable)
-            if arm is not None and arm != PLAIN:
-                available = [each for each in self._triable if self._may_draft(view, each)]
-                arm = self._probes.due(view.requests, available)
-            if arm == PLAIN:
-                return plain(view.requests), "probe"
-            if arm == DRAFTS:
-                return self._single_draft(view), "probe"
-            if arm is not None:
-                return self._probe(view, arm), "probe"
+            probe = self._probes.decide(view)
+            if probe is not None:
+                return probe, "probe"
         decision = self.policy.decide(view)
         return decision, decision.mode
-
-    def _may_draft(self, view: View, arm: int) -> bool:
-        limits = view.limits[self._is_lookup] if arm == DRAFTS else view.limits[arm]
-        return bool(limits.any())
-
-    def _single_draft(self, view: View) -> Decision:
-        """The lookups' surest draft alone: what tells whether drafts are still as dear."""
-        is_offered = (view.limits > 0) & self._is_lookup[:, None]
-        sureness = np.where(is_offered, view.hazards[:, :, 0].T, -1.0)
-        proposer, row = np.unravel_index(int(np.argmax(sureness)), sureness.shape)
-        most = 1 if self.cost.engine.shape == "padded" else _PROBE_LOOKUP_K  # all pay for one's k
-        decision = plain(view.requests)
-        decision.proposer[row] = proposer
-        decision.k[row] = min(most, int(view.limits[proposer, row]))
-        return decision
-
-    def _probe(self, view: View, model: int) -> Decision:
-        """The policy's decision, but some requests draft with ``model``."""
-        decision = self.policy.decide(view)
-        rows = np.flatnonzero(view.limits[model] > 0)
-        if len(rows) > _PROBE_REQUESTS:
-            rows = self.policy.rng.choice(rows, _PROBE_REQUESTS, replace=False)
-        proposer, k = decision.proposer.copy(), decision.k.copy()
-        proposer[rows] = model
-        if self.proposers[model].kind == "sequential":
-            k[rows] = self.policy.rng.integers(1, self._probe_depth(view, model) + 1)
-        else:
-            k[rows] = np.minimum(view.limits[model, rows], _PROBE_PARALLEL_K)
-        return Decision(proposer, k)
-
-    def _probe_depth(self, view: View, model: int) -> int:
-        """The most that a probe may draft, to tell what a depth costs; a dear model drafts less."""
-        depth_seconds = float(self.cost.draft_coefficients[model, DEPTH])
-        most = _PROBE_SHARE * view.plain_seconds
-        return _PROBE_K if _PROBE_K * depth_seconds <= most else max(1, int(most / depth_seconds))
 
     def _view(
         self,
         record: StepRecord,
-        space: StepSpace,
         batch: BatchState,
         offered: Offered,
+        context_tokens: int,
+        plain_seconds: float,
     ) -> View:
-        arrays = space.arrays
-        behind = space.nothing.behind
+        arrays = record.arrays
+        behind = record.nothing.behind
         if self._has_targets:
             requests = self.rows.arrays
             tokens = np.maximum(requests.decode_tokens[arrays.slots], 1.0)
             target = requests.target_seconds[arrays.slots]
             pace = requests.decode_seconds[arrays.slots] / tokens
             behind = np.divide(pace, target, out=np.zeros_like(pace), where=target > 0.0)
+        handles, _, _, _, _, _, confidence = offered
         return View(
-            space.n,
-            batch.waiting_requests,
-            record.context_tokens,
-            arrays.workloads,
-            arrays.limits,
-            offered.confidence,
-            arrays.hazards,
-            arrays.stale,
-            behind,
-            self.cost,
-            record.plain_seconds,
-            offered.handles,
+            record.n, batch.waiting_requests, context_tokens, arrays.workloads, arrays.limits,
+            confidence, arrays.hazards, arrays.stale, behind, self.cost, plain_seconds, handles,
             batch.prefill_tokens > 0,
-        )
+        )  # fmt: skip
 
-    def _trim(
+    def _verify(
         self,
         plan: Plan,
-        record: StepRecord,
-        space: StepSpace,
+        record: StepRecord | None,
         drafted: Int16Array,
-        confidence: Float32Array,
+        confidence: Float32Array | None,
     ) -> Int16Array:
-        arrays, view = space.arrays, record.view
-        program = self._program(space.n) if view is None else None
+        """How many tokens of each draft to verify [n]; the plan's own array where that stands."""
+        if record is None or record.plan_id != plan.id:
+            drafted = checked(drafted, INT16, plan.k.shape, "drafted")
+            return np.clip(drafted, 0, plan.k)
+        if confidence is not None and record.has_models and self.policy.adaptive:
+            return self._trim(plan, record, drafted, confidence)
+        if drafted is plan.k and record.is_as_planned:
+            return plan.k
+        drafted = checked(drafted, INT16, (record.n,), "drafted")
+        record.is_as_planned = False
+        record.refer_to(self._standing)
+        is_less = bound_drafted(record.reference, drafted)
+        verify: Int16Array = record.arrays.drafted
+        return verify.copy() if is_less else plan.k
+
+    def _trim(
+        self, plan: Plan, record: StepRecord, drafted: Int16Array, confidence: Float32Array
+    ) -> Int16Array:
+        """What is worth verifying of models' drafts, by their own confidence."""
+        n, arrays, view = record.n, record.arrays, record.view
+        drafted = checked(drafted, INT16, (n,), "drafted")
+        confidence = checked(confidence, FLOAT32, (n, self.k_max), "confidence")
+        record.is_as_planned = False
+        record.refer_to(self._standing)
+        program = self._program(n) if view is None else None
         if program is not None:
             is_less, record.is_trimmed = self._fused.trim(
-                space.reference, program, plan.proposer, plan.k, drafted, confidence,
-                space.octave, record.context_tokens, record.plain_seconds,
+                record.reference, program, drafted, confidence, record.context_tokens,
+                record.plain_seconds,
             )  # fmt: skip
         else:
-            is_less = bound_drafted(space.reference, drafted, plan.k)
-            drafts = look_again(space.reference, plan.proposer, arrays.drafted, confidence)
+            is_less = bound_drafted(record.reference, drafted)
+            drafts = look_again(record.reference, confidence)
             record.is_trimmed = drafts > 0 and view is not None
             if view is not None and drafts > 0:
                 decision = Decision(plan.proposer, arrays.drafted)
@@ -548,44 +498,36 @@ class Controller:
         verify: Int16Array = arrays.kept if is_cut else arrays.drafted
         return verify.copy() if is_cut or is_less else plan.k
 
-    def _observe(
-        self,
-        plan: Plan,
-        record: StepRecord,
-        space: StepSpace,
-        result: StepResult,
-        started: float,
-    ) -> None:
-        n, p = plan.handles.shape[0], len(self.proposers)
+    def _observe(self, plan: Plan, record: StepRecord, result: StepResult, started: float) -> None:
+        n, p = record.n, len(self.proposers)
         step_seconds = float(result.step_seconds)
         is_timed = cost.LEAST_SECONDS < step_seconds < cost.MOST_SECONDS
         draft_seconds = self._usable_draft_seconds(result.draft_seconds, step_seconds)
         has_prefill = result.prefill_tokens > 0
         is_routine = is_timed and n > 0 and not has_prefill and self.cost.is_settled
-        space.refer_to(self._standing)
-        arrays = space.arrays
+        record.refer_to(self._standing)
+        arrays = record.arrays
         matched = checked_or(result.matched, INT16, (p, n), "matched", arrays.unmatched)
         observed = (
-            plan.handles, plan.proposer, plan.k,
             checked(result.verified, INT16, (n,), "verified"),
             checked(result.accepted, INT16, (n,), "accepted"),
             checked(result.committed, INT16, (n,), "committed"),
-            matched, record.is_trimmed, plan.mode == "probe", space.octave, record.context_tokens,
-            step_seconds, self._no_times if draft_seconds is None else draft_seconds,
+            matched, record.is_trimmed, plan.mode == "probe", record.context_tokens, step_seconds,
+            self._no_times if draft_seconds is None else draft_seconds,
             draft_seconds is not None, is_routine,
         )  # fmt: skip
         program, said = self._program(n), NEW_WORKLOAD
         if program is not None:
             total, num_verified, paid, drifts, surprised, said = self._fused.observe(
-                space.reference, program, *observed, 0.0 if has_prefill else record.plain_seconds
+                record.reference, program, observed, 0.0 if has_prefill else record.plain_seconds
             )
         else:
-            total, num_verified, paid, drifts, surprised = conclude(space.reference, *observed)
+            total, num_verified, paid, drifts, surprised = conclude(record.reference, observed)
         if drifts:
             self._event("drift", drifts)
             if self._probes is not None:
-                self._probes.restart()
-        guard = None if self._guards is None else self._guards[space.octave]
+                self._probes.clocks.restart()
+        guard = None if self._guards is None else self._guards[record.octave]
         if guard is not None and guard.is_holding:
             guard.note_plain()
         if (
@@ -594,7 +536,7 @@ class Controller:
             and is_routine
             and cost.GROSSLY_CHEAPER * step_seconds < (plan.predicted_seconds or 0.0)
         ):
-            self._probes.repeat()
+            self._probes.clocks.repeat()
         if is_timed:
             if self._has_targets:
                 self.rows.arrays.decode_seconds[arrays.slots] += step_seconds
@@ -608,13 +550,13 @@ class Controller:
                 )  # fmt: skip
                 self.cost.observe(load, step_seconds, draft_seconds, result.prefill_tokens)
             if record.plain_seconds > 0.0 and not has_prefill:
-                worth = n / record.plain_seconds
-                self._note_worth(total, step_seconds, worth)
+                worth = n / record.plain_seconds * step_seconds
+                self._speedup.note(total, worth)
                 if (
                     guard is not None
                     and plan.mode == "speculate"
                     and num_verified > 0
-                    and guard.note_speculative(total, step_seconds, worth)
+                    and guard.note_speculative(total, worth)
                 ):
                     self._event("guard")
         else:
@@ -629,24 +571,16 @@ class Controller:
                     draft_seconds, record.plain_seconds, has_prefill, plan.handles, record.arm,
                 )
             )  # fmt: skip
-        if self._metrics is not None:
-            self._metrics.set_speedup(self._estimated_speedup, self.measured_speedup)
         decision_seconds = record.decision_seconds + self._clock() - started
         self.last_decision_seconds = decision_seconds
         if self._metrics is not None:
+            self._metrics.set_speedup(self._speedup.estimated, self._speedup.measured)
             self._metrics.add_step(plan.mode, step_seconds if is_timed else None, decision_seconds)
         if self._journal is not None:
             self._journal.write_step(
                 plan, result, arrays.workloads - 1, record.waiting, record.context_tokens,
                 decision_seconds,
             )  # fmt: skip
-
-    def _end(self, record: StepRecord) -> None:
-        """The step is over, or will never be."""
-        record.plan_id = -1
-        if record.space is not None:
-            self._spaces.give_back(record.space)
-            record.space = record.view = None
 
     def _usable_draft_seconds(
         self, draft: Float64Array | None, step_seconds: float
@@ -660,12 +594,6 @@ class Controller:
             return draft
         self._dropped("unusable draft time")
         return None
-
-    def _note_worth(self, committed: int, seconds: float, plain_tokens_per_second: float) -> None:
-        """What a step brought, and what plain decoding would have in that time."""
-        keep = 1.0 - 1.0 / _SPEEDUP_WINDOW_STEPS
-        self._committed_sum = self._committed_sum * keep + committed
-        self._plain_sum = self._plain_sum * keep + plain_tokens_per_second * seconds
 
     def _name_workloads(self) -> None:
         labels = self.workloads.labels

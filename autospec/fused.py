@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 from autospec.compiled import compiled_brief
 from autospec.policy.program import Memory, decide_step, learn_step, trim_step
-from autospec.records import Float32Array, Float64Array, Int16Array, Int32Array, Int64Array
+from autospec.records import Float32Array, Int16Array, Int32Array, Int64Array
 from autospec.step import (
+    Observed,
+    Planned,
     Step,
     bound_decision,
     bound_drafted,
@@ -34,35 +36,31 @@ def plan_fused(
     most: Int16Array,
     offers: Int16Array,
     confidence: Float32Array,
-    octave: int,
     spare_tokens: float,
     proposer: Int16Array,
     k: Int16Array,
-) -> tuple[int, int, float, float, int, int, float]:
+) -> Planned:
     """``look_ahead``, ``decide_step`` and ``bound_decision``, what the first and last return."""
     unknown, context, plain_seconds = look_ahead(
         step, handles, context_tokens, last_tokens, room, most, offers, confidence, True
     )
     arrays, best = step.arrays, program.room.best
     decide_step(
-        program, arrays.hazards, arrays.limits, arrays.stale, arrays.workloads, octave, context,
-        plain_seconds, 0.0, spare_tokens,
+        program, arrays.hazards, arrays.limits, arrays.stale, arrays.workloads, arrays.octave,
+        context, plain_seconds, 0.0, spare_tokens,
     )  # fmt: skip
-    expected, verified, switches, seconds = bound_decision(
+    expected, verified, switches, seconds, has_models = bound_decision(
         step, best.proposer, best.k, context, proposer, k
     )
-    return unknown, context, plain_seconds, expected, verified, switches, seconds
+    return unknown, context, plain_seconds, expected, verified, switches, seconds, has_models
 
 
 @compiled_brief
 def trim_fused(
     step: Step,
     program: Memory,
-    proposer: Int16Array,
-    k: Int16Array,
     drafted: Int16Array,
     confidence: Float32Array,
-    octave: int,
     context_tokens: int,
     plain_seconds: float,
 ) -> tuple[bool, bool]:
@@ -72,50 +70,31 @@ def trim_fused(
     are worth verifying, which is then in the step's ``kept``.
     """
     arrays = step.arrays
-    is_less = bound_drafted(step, drafted, k)
-    is_told = look_again(step, proposer, arrays.drafted, confidence) > 0
+    is_less = bound_drafted(step, drafted)
+    is_told = look_again(step, confidence) > 0
     if is_told:
         trim_step(
-            program, proposer, arrays.drafted, arrays.draft_hazards, arrays.workloads, octave,
-            context_tokens, plain_seconds, 0.0,
+            program, arrays.proposer, arrays.drafted, arrays.draft_hazards, arrays.workloads,
+            arrays.octave, context_tokens, plain_seconds, 0.0,
         )  # fmt: skip
         worth = program.room.best.k
-        for i in range(k.shape[0]):
+        for i in range(arrays.kept.shape[0]):
             arrays.kept[i] = min(arrays.drafted[i], worth[i])
     return is_less, is_told
 
 
 @compiled_brief
 def observe_fused(
-    step: Step,
-    program: Memory,
-    handles: Int64Array,
-    proposer: Int16Array,
-    asked: Int16Array,
-    verified: Int16Array,
-    accepted: Int16Array,
-    committed: Int16Array,
-    matched: Int16Array,
-    is_trimmed: bool,
-    is_probe: bool,
-    octave: int,
-    context_tokens: int,
-    seconds: float,
-    draft_seconds: Float64Array,
-    is_told_apart: bool,
-    teaches_seconds: bool,
-    plain_seconds: float,
+    step: Step, program: Memory, observed: Observed, plain_seconds: float
 ) -> tuple[int, int, int, int, bool, int]:
     """``conclude`` and ``learn_step``, what both return."""
-    total, num_verified, paid, drifts, surprised = conclude(
-        step, handles, proposer, asked, verified, accepted, committed, matched, is_trimmed,
-        is_probe, octave, context_tokens, seconds, draft_seconds, is_told_apart, teaches_seconds,
-    )  # fmt: skip
+    total, num_verified, paid, drifts, surprised = conclude(step, observed)
+    _, _, _, matched, _, _, _, seconds, draft_seconds, is_told_apart, _ = observed
     arrays = step.arrays
     learned = learn_step(
-        program, octave, arrays.workloads, proposer, asked, arrays.kept, arrays.verified,
-        arrays.accepted, arrays.committed, matched, seconds, plain_seconds, draft_seconds,
-        is_told_apart,
+        program, arrays.octave, arrays.workloads, arrays.proposer, arrays.asked, arrays.kept,
+        arrays.verified, arrays.accepted, arrays.committed, matched, seconds, plain_seconds,
+        draft_seconds, is_told_apart,
     )  # fmt: skip
     return total, num_verified, paid, drifts, surprised, learned
 
@@ -123,6 +102,6 @@ def observe_fused(
 class Fused(NamedTuple):
     """The three of them, as a controller calls them: compiled for any types, or prepared."""
 
-    plan: Callable[..., tuple[int, int, float, float, int, int, float]] = plan_fused
+    plan: Callable[..., Planned] = plan_fused
     trim: Callable[..., tuple[bool, bool]] = trim_fused
     observe: Callable[..., tuple[int, int, int, int, bool, int]] = observe_fused

@@ -35,19 +35,16 @@ class Guard:
         if self._left > 0:
             self._left -= 1
 
-    def note_speculative(
-        self, committed: int, seconds: float, plain_tokens_per_second: float
-    ) -> bool:
+    def note_speculative(self, committed: int, plain: float) -> bool:
         """A speculative step was measured; True when the guard activates.
 
-        ``plain_tokens_per_second`` is the estimate for plain decoding of the same batch.
+        ``plain`` is the estimate of what plain decoding would have committed in that time.
         """
         keep = 1.0 - 1.0 / self._window
-        worth = plain_tokens_per_second * seconds
         self._steps = self._steps * keep + 1.0
         self._committed = self._committed * keep + committed
-        self._plain = self._plain * keep + worth
-        excess = committed - worth
+        self._plain = self._plain * keep + plain
+        excess = committed - plain
         self._squares = self._squares * keep + excess * excess
         if self._steps < self._window / 2:
             return False

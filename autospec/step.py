@@ -31,7 +31,6 @@ from autospec.hazards import (
 from autospec.octave import octave_of
 from autospec.policy.base import NO_ARM, View
 from autospec.records import (
-    BatchState,
     Float32Array,
     Float64Array,
     Int16Array,
@@ -41,6 +40,8 @@ from autospec.records import (
 from autospec.rows import UNKNOWN_SLOT, RequestArrays, resolve_handles
 
 _SIZES_KEPT = 32
+NOT_PLANNED = -1
+"""The plan's number of a record that belongs to no step."""
 
 
 class Nothing:
@@ -57,28 +58,12 @@ class Nothing:
         self.behind: Float64Array = np.zeros(n)
 
 
-class Offered(NamedTuple):
-    """What a step may be planned from, safe for kernels; ``most`` [p] is what each proposer may
-    draft, 0 for one that may not be used."""
-
-    handles: Int64Array  # [n]
-    context_tokens: Int32Array  # [n]
-    last_tokens: Int32Array  # [n]
-    room: Int16Array  # [n]
-    most: Int16Array  # [p]
-    offers: Int16Array  # [p, n]
-    confidence: Float32Array  # [p, n, k]
-
-    def is_of(self, batch: BatchState) -> bool:
-        """Whether these are the batch's own arrays, so that they hold what it will hold later."""
-        return (
-            self.handles is batch.handles
-            and self.context_tokens is batch.context_tokens
-            and (batch.last_tokens is None or self.last_tokens is batch.last_tokens)
-            and (batch.room is None or self.room is batch.room)
-            and (batch.offer_lengths is None or self.offers is batch.offer_lengths)
-            and (batch.offer_confidence is None or self.confidence is batch.offer_confidence)
-        )
+Offered = tuple[
+    Int64Array, Int32Array, Int32Array, Int16Array, Int16Array, Int16Array, Float32Array
+]
+"""What a step may be planned from, safe for kernels: handles, context tokens, last tokens and room
+[n], what each proposer may draft [p], 0 for one that may not be used, lengths of offers [p, n] and
+their confidence [p, n, k]. A plain tuple, made in every step."""
 
 
 class StepArrays(NamedTuple):
@@ -91,6 +76,10 @@ class StepArrays(NamedTuple):
     and accepted of those. ``depth``, ``draft_tokens`` and ``catch_up`` sum up the models' work.
     """
 
+    octave: int
+    handles: Int64Array  # [n]
+    proposer: Int16Array  # [n]
+    asked: Int16Array  # [n]
     slots: Int32Array  # [n]
     workloads: Int32Array  # [n]
     token_buckets: Int32Array  # [n]
@@ -137,39 +126,77 @@ class Step(NamedTuple):
     arrays: StepArrays
 
 
-class StepSpace:
-    """Arrays of one step of ``n`` requests; their content is undefined until a kernel fills it."""
+Planned = tuple[int, int, float, float, int, int, float, bool]
+"""What is known of a step once it is planned: how many handles are not running, the sum of the
+context tokens, the seconds of a plain step; expected committed tokens, tokens to verify, switches
+of proposer since the requests' last steps, predicted seconds, and whether models draft."""
+
+Observed = tuple[
+    Int16Array, Int16Array, Int16Array, Int16Array, bool, bool, int, float, Float64Array, bool, bool
+]
+"""What a step brought: verified, accepted and committed tokens [n], matched ones of offers [p, n],
+whether it was trimmed and a probe, its context tokens, its seconds and those of drafting [p],
+whether these are told apart, and whether all of it teaches what steps cost. A plain tuple, made in
+every step."""
+
+
+class StepRecord:
+    """What is kept of one step of ``n`` requests between plan and observe.
+
+    The arrays' content is undefined until a kernel fills it.
+    """
 
     __slots__ = (
         "_arrays",
         "_standing",
+        "arm",
         "arrays",
-        "batch",
+        "context_tokens",
+        "decision_seconds",
+        "has_models",
         "has_stale",
+        "is_as_planned",
+        "is_trimmed",
         "n",
         "nothing",
         "octave",
-        "offered",
+        "plain_seconds",
+        "plan_id",
         "reference",
+        "view",
+        "waiting",
     )
 
     def __init__(self, n: int, num_proposers: int, k_max: int) -> None:
         p, k = num_proposers, k_max
         self.n = n
         self.octave = octave_of(n)
+        self.plan_id = NOT_PLANNED
+        self.decision_seconds = 0.0
+        self.plain_seconds = 0.0
+        self.context_tokens = 0
+        self.waiting = 0
+        self.has_models = False
+        self.is_trimmed = False
+        self.is_as_planned = False
+        """Whether ``drafted`` and ``kept`` are what was asked for."""
+        self.arm = NO_ARM
+        self.view: View | None = None
+        """What a policy was shown, unless it is a program."""
         self.has_stale = False
         self.nothing = Nothing(n, p, k)
-        self.batch: BatchState | None = None
-        self.offered: Offered | None = None
-        """What ``batch``, the last one, offers: it need not be checked again."""
         self._standing: Standing | None = None
         rows = np.zeros((3, n), dtype=np.int32)
         offered = np.zeros((4, p, n), dtype=np.int16)
-        counts = np.zeros((8, n), dtype=np.int16)
+        counts = np.zeros((10, n), dtype=np.int16)
         bins = np.zeros((2, n, p, k), dtype=np.uint8)
         hazards = np.zeros((2, n, p, k), dtype=np.float32)
         models = np.zeros((3, p))
         self.arrays = StepArrays(
+            octave=self.octave,
+            handles=np.zeros(n, dtype=np.int64),
+            proposer=counts[8],
+            asked=counts[9],
             slots=rows[0],
             workloads=rows[1],
             token_buckets=rows[2],
@@ -205,8 +232,8 @@ class StepSpace:
             self.reference = by_reference(Step(standing, self._arrays))
 
 
-class StepSpaces:
-    """Arrays that no step uses now, by the number of requests.
+class StepRecords:
+    """Records that no step uses now, by the number of requests.
 
     What was used last is used first: it is still in the processor's cache. Sizes are kept because
     the number of running requests goes up and down all the time.
@@ -214,51 +241,24 @@ class StepSpaces:
 
     def __init__(self, num_proposers: int, k_max: int) -> None:
         self._shape = (num_proposers, k_max)
-        self._free: dict[int, list[StepSpace]] = {}
+        self._free: dict[int, list[StepRecord]] = {}
 
-    def take(self, n: int, standing: Standing) -> StepSpace:
-        """Those for a step of ``n`` requests."""
+    def take(self, n: int, standing: Standing) -> StepRecord:
+        """One for a step of ``n`` requests."""
         free = self._free.get(n)
-        space = free.pop() if free else StepSpace(n, *self._shape)
-        space.refer_to(standing)
-        return space
+        record = free.pop() if free else StepRecord(n, *self._shape)
+        record.refer_to(standing)
+        return record
 
-    def give_back(self, space: StepSpace) -> None:
-        """The step is over."""
-        same = self._free.pop(space.n, [])
-        same.append(space)
-        self._free[space.n] = same
+    def give_back(self, record: StepRecord) -> None:
+        """The step is over, or will never be."""
+        record.plan_id = NOT_PLANNED
+        record.view = None
+        same = self._free.pop(record.n, [])
+        same.append(record)
+        self._free[record.n] = same
         if len(self._free) > _SIZES_KEPT:
             del self._free[next(iter(self._free))]
-
-
-class StepRecord:
-    """What the controller remembers of a step between plan and observe."""
-
-    __slots__ = (
-        "arm",
-        "context_tokens",
-        "decision_seconds",
-        "has_models",
-        "is_trimmed",
-        "plain_seconds",
-        "plan_id",
-        "space",
-        "view",
-        "waiting",
-    )
-
-    def __init__(self) -> None:
-        self.plan_id = -1
-        self.decision_seconds = 0.0
-        self.plain_seconds = 0.0
-        self.context_tokens = 0
-        self.waiting = 0
-        self.is_trimmed = False
-        self.has_models = False
-        self.space: StepSpace | None = None
-        self.view: View | None = None
-        self.arm = NO_ARM
 
 
 @compiled_brief
@@ -281,6 +281,7 @@ def look_ahead(
     """
     arrays, standing = step.arrays, step.standing
     requests, hazards, model = standing.requests, standing.ahead, standing.cost
+    arrays.handles[:] = handles
     unknown = resolve_handles(requests, handles, arrays.slots)
     context = _fill_rows(
         requests, hazards.lookup, arrays, context_tokens, last_tokens, room, most, offers
@@ -337,13 +338,14 @@ def bound_decision(
     context_tokens: int,
     bounded_proposer: Int16Array,
     bounded_k: Int16Array,
-) -> tuple[float, int, int, float]:
+) -> tuple[float, int, int, float, bool]:
     """Force a decision into its limits and sum it up.
 
     Returns (expected committed tokens, tokens to verify, switches of proposer since the requests'
-    last steps, predicted seconds).
+    last steps, predicted seconds, whether models draft).
     """
     arrays, standing = step.arrays, step.standing
+    own_proposer, asked = arrays.proposer, arrays.asked
     last_proposer, model = standing.requests.last_proposer, standing.cost
     slots, limits, hazards = arrays.slots, arrays.limits, arrays.hazards
     drafted, kept = arrays.drafted, arrays.kept
@@ -361,6 +363,8 @@ def bound_decision(
             p = -1
         bounded_proposer[i] = p
         bounded_k[i] = take
+        own_proposer[i] = p
+        asked[i] = take
         drafted[i] = take
         kept[i] = take
         expected += 1.0
@@ -375,23 +379,25 @@ def bound_decision(
             if last_proposer[s] != p:
                 switches += 1
             last_proposer[s] = p
-    _sum_up_models(standing.ahead.lookup, arrays, bounded_proposer, bounded_k)
+    has_models = _sum_up_models(standing.ahead.lookup, arrays)
     paid = tokens_to_pay(model.shape, model.captured, n, verified, longest)
     seconds = forward_seconds(
         model.beta, paid, n, context_tokens, verified > 0, KNOTS
     ) + drafting_seconds(
         model.beta, model.models, arrays.depth, arrays.draft_tokens, arrays.catch_up
     )
-    return expected, verified, switches, seconds
+    return expected, verified, switches, seconds, has_models
 
 
 @compiled_brief
-def _sum_up_models(
-    lookup: NDArray[np.bool_], step: StepArrays, proposer: Int16Array, k: Int16Array
-) -> None:
-    """What each model does in a step [p]: depth, draft tokens and tokens to catch up on."""
+def _sum_up_models(lookup: NDArray[np.bool_], step: StepArrays) -> bool:
+    """What each model does in a step [p]: depth, draft tokens and tokens to catch up on.
+
+    Returns whether any does something.
+    """
     depth, draft_tokens, catch_up = step.depth, step.draft_tokens, step.catch_up
-    stale = step.stale
+    proposer, k, stale = step.proposer, step.drafted, step.stale
+    has_models = False
     depth[:] = 0.0
     draft_tokens[:] = 0.0
     catch_up[:] = 0.0
@@ -401,12 +407,14 @@ def _sum_up_models(
             depth[p] = max(depth[p], k[i])
             draft_tokens[p] += k[i]
             catch_up[p] += stale[p, i]
+            has_models = True
+    return has_models
 
 
 @compiled_brief
-def bound_drafted(step: Step, drafted: Int16Array, k: Int16Array) -> bool:
+def bound_drafted(step: Step, drafted: Int16Array) -> bool:
     """Note ``drafted`` [n], forced into 0 to k, in the step's record; True if it is less than k."""
-    noted, kept = step.arrays.drafted, step.arrays.kept
+    k, noted, kept = step.arrays.asked, step.arrays.drafted, step.arrays.kept
     is_less = False
     for i in range(k.shape[0]):
         take = max(0, min(drafted[i], k[i]))
@@ -417,17 +425,13 @@ def bound_drafted(step: Step, drafted: Int16Array, k: Int16Array) -> bool:
 
 
 @compiled_brief
-def look_again(
-    step: Step,
-    proposer: Int16Array,
-    verify: Int16Array,
-    confidence: Float32Array,
-) -> int:
+def look_again(step: Step, confidence: Float32Array) -> int:
     """Hazards that know the drafts' own confidence [n, k]; returns how many drafts have one.
 
     It is known if the last token's is: a composite may know that of its later tokens alone.
     """
     arrays, table = step.arrays, step.standing.drafted
+    proposer, verify = arrays.proposer, arrays.drafted
     lookup, limits, models = table.lookup, arrays.draft_limits, arrays.draft_models
     limits[:] = 0
     count = 0
@@ -452,32 +456,20 @@ def look_again(
 
 
 @compiled_brief
-def conclude(
-    step: Step,
-    handles: Int64Array,
-    proposer: Int16Array,
-    asked: Int16Array,
-    verified: Int16Array,
-    accepted: Int16Array,
-    committed: Int16Array,
-    matched: Int16Array,
-    is_trimmed: bool,
-    is_probe: bool,
-    octave: int,
-    context_tokens: int,
-    seconds: float,
-    draft_seconds: Float64Array,
-    is_told_apart: bool,
-    teaches_seconds: bool,
-) -> tuple[int, int, int, int, bool]:
+def conclude(step: Step, observed: Observed) -> tuple[int, int, int, int, bool]:
     """Clean a step's result, count it, learn acceptance and, if it teaches that, cost; sum it up.
 
     Counts are forced into 0 <= accepted <= verified <= drafted. A probe teaches as if it had been
     trimmed. Returns (committed tokens, verified ones, tokens paid for, sudden changes of acceptance
     noticed, whether cost has changed for good).
     """
+    (
+        verified, accepted, committed, matched, is_trimmed, is_probe, context_tokens,
+        seconds, draft_seconds, is_told_apart, teaches_seconds,
+    ) = observed  # fmt: skip
     arrays, standing = step.arrays, step.standing
     slots, known, drafted, kept = arrays.slots, arrays.known, arrays.drafted, arrays.kept
+    handles, proposer = arrays.handles, arrays.proposer
     clean_verified, clean_accepted = arrays.verified, arrays.accepted
     clean_committed, worth, right = arrays.committed, arrays.worth, arrays.right
     resolve_handles(standing.requests, handles, slots)
@@ -500,7 +492,7 @@ def conclude(
     drifts = learn_rows(
         standing.ahead,
         rows,
-        Verified(known, proposer, asked, drafted, worth, right, clean_committed),
+        Verified(known, proposer, arrays.asked, drafted, worth, right, clean_committed),
         matched,
         arrays.offer_lengths,
         arrays.draft_hazards if is_trimmed else arrays.hazards,
@@ -525,7 +517,7 @@ def conclude(
         standing.counts, proposer, arrays.workloads, drafted, clean_verified, clean_accepted,
         clean_committed,
     )  # fmt: skip
-    _sum_up_models(standing.ahead.lookup, arrays, proposer, drafted)
+    _sum_up_models(standing.ahead.lookup, arrays)
     model = standing.cost
     n = handles.shape[0]
     paid = tokens_to_pay(model.shape, model.captured, n, total_verified, longest)
@@ -533,6 +525,7 @@ def conclude(
     if teaches_seconds:
         surprised = learn_seconds(
             model, paid, n, context_tokens, total_verified > 0, arrays.depth,
-            arrays.draft_tokens, arrays.catch_up, seconds, draft_seconds, is_told_apart, octave,
+            arrays.draft_tokens, arrays.catch_up, seconds, draft_seconds, is_told_apart,
+            arrays.octave,
         )  # fmt: skip
     return total, total_verified, paid, drifts, surprised

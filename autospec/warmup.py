@@ -17,7 +17,7 @@ from autospec.policy.base import Decision, Outcome, PolicyOptions, View
 from autospec.records import EngineInfo, ProposerInfo
 from autospec.rows import RequestRows
 from autospec.step import (
-    StepSpace,
+    StepRecord,
     bound_decision,
     bound_drafted,
     conclude,
@@ -42,9 +42,9 @@ def warm_up(
     rows = RequestRows(2)
     learned = Estimators(proposers, engine, LearningSettings(), 1, len(rows))
     policy = make_policy(options, proposers, np.random.default_rng(0))
-    space = StepSpace(n, p, k_max)
-    space.refer_to(learned.standing(rows.arrays, TokenCounts.empty(p, 1)))
-    arrays, nothing = space.arrays, space.nothing
+    record = StepRecord(n, p, k_max)
+    record.refer_to(learned.standing(rows.arrays, TokenCounts.empty(p, 1)))
+    arrays, nothing = record.arrays, record.nothing
     handles = np.array([rows.start(0, k_max, 0.0)], dtype=np.int64)
     for speculating in (False, True):
         load = StepLoad(1, 1, 1, speculating, arrays.depth, arrays.draft_tokens, arrays.catch_up)
@@ -52,7 +52,7 @@ def warm_up(
         learned.cost.observe(load, 1.0, np.zeros(p))
         learned.cost.predict(load)
     _, context, plain_seconds = look_ahead(
-        space.reference, handles, nothing.last_tokens,
+        record.reference, handles, nothing.last_tokens,
         nothing.last_tokens, nothing.room, np.ones(p, dtype=np.int16), nothing.lengths,
         nothing.confidence, True,
     )  # fmt: skip
@@ -62,31 +62,27 @@ def warm_up(
     )  # fmt: skip
     proposer, k = np.zeros((2, n), dtype=np.int16)
     bound_decision(
-        space.reference, proposer, k, context,
+        record.reference, proposer, k, context,
         proposer.copy(), k.copy(),
     )  # fmt: skip
-    bound_drafted(space.reference, k, k)
-    look_again(space.reference, proposer, k, nothing.confidence[0])
-    conclude(
-        space.reference, handles, proposer, k,
-        k, k, k, arrays.unmatched, True, False, space.octave, context, 1.0, np.zeros(p), True, True,
+    bound_drafted(record.reference, k)
+    look_again(record.reference, nothing.confidence[0])
+    observed = (
+        k, k, k, arrays.unmatched, True, False, context, 1.0, np.zeros(p), True, True,
     )  # fmt: skip
+    conclude(record.reference, observed)
     fused = Fused()
     program = policy.program(n, k_max, learned.cost)
     if program is not None:
         planning = (
-            space.reference, program, handles, nothing.last_tokens, nothing.last_tokens,
-            nothing.room, np.ones(p, dtype=np.int16), nothing.lengths, nothing.confidence,
-            space.octave, 1.0, proposer, k,
+            record.reference, program, handles, nothing.last_tokens, nothing.last_tokens,
+            nothing.room, np.ones(p, dtype=np.int16), nothing.lengths, nothing.confidence, 1.0,
+            proposer, k,
         )  # fmt: skip
         trimming = (
-            space.reference, program, proposer, k, k, nothing.confidence[0], space.octave, context,
-            plain_seconds,
+            record.reference, program, k, nothing.confidence[0], context, plain_seconds,
         )  # fmt: skip
-        observing = (
-            space.reference, program, handles, proposer, k, k, k, k, arrays.unmatched, True, False,
-            space.octave, context, 1.0, np.zeros(p), True, True, plain_seconds,
-        )  # fmt: skip
+        observing = (record.reference, program, observed, plain_seconds)
         fused.plan(*planning)
         fused.trim(*trimming)
         fused.observe(*observing)

@@ -4,15 +4,14 @@ import numpy as np
 
 from autospec.guard import Guard
 
-PLAIN = 100.0  # tokens per second of plain decoding
-SECONDS = 0.1  # so that a step is worth 10 tokens
+PLAIN = 10.0  # tokens that plain decoding would commit in a step's time
 
 
 def speculate(guard: Guard, committed: float, steps: int, seed: int = 0) -> int | None:
     """Steps of ``committed`` tokens on average; returns when the guard activated."""
     rng = np.random.default_rng(seed)
     for step in range(steps):
-        if guard.note_speculative(int(rng.poisson(committed)), SECONDS, PLAIN):
+        if guard.note_speculative(int(rng.poisson(committed)), PLAIN):
             return step
     return None
 
