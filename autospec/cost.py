@@ -6,6 +6,10 @@ and found by least squares on relative errors, with priors that keep neighboring
 Plain and speculative steps, and each octave of load, keep statistics of their own: they forget only
 when steps of the same kind are seen again, so plain decoding's cost survives hours of speculation.
 Steps that also prefill are never charged to speculation: they teach the prefill coefficient alone.
+
+A machine's pace drifts, and what was measured in its slow minutes must not look dearer than what
+was measured in others: errors that successive steps share are its pace, which all coefficients are
+read at and learned without (errors as a first-order autoregression, Cochrane and Orcutt 1949).
 """
 
 from __future__ import annotations
@@ -38,6 +42,8 @@ SPECULATING = CONTEXT + 2
 NUM_VERIFY = CONTEXT + 3
 ACTIVE, DEPTH, TOKENS, CATCH_UP = range(4)
 NUM_DRAFT = 4
+LOG, SPECULATIVE = range(2)
+"""Of ``CostArrays.pace``: its logarithm, and the share of speculative steps lately."""
 
 LEAST_SECONDS = 1e-7
 MOST_SECONDS = 1e5
@@ -52,6 +58,10 @@ _GROSSLY_DEARER = 6.0  # a factor on the time of drafting that a busy machine ha
 GROSSLY_CHEAPER = 2.0  # of any time
 _GROSSLY = 3.0  # counts as so many other outliers: two in close succession are a surprise
 _CHEAPER = 5.0  # one is: drafting is at times held up, but never done sooner than it can be
+_PACE_RATE = 0.1  # of a step's error that is put down to the machine's pace
+_PACE_KEEP = 0.98  # of that pace from step to step: what lasts is learned
+_MIXED_SHARE = 0.1  # of plain steps among speculative ones, or the other way round, that is enough
+_FAMILIAR_STEPS = 16.0  # of a kind before one tells the pace
 _LEAST_ERROR = 0.01
 _MOST_ERROR = 0.2
 _FORGET_KEEP = 0.002
@@ -82,10 +92,11 @@ class CostArrays(NamedTuple):
     """Everything a step-cost model holds: f features, c cells (kinds of steps), m models.
 
     Sums of squares are ``gram``, those with the times ``moment``: of each cell, of all, and of what
-    has not been saved yet. ``precision`` and ``target`` are the priors, ``beta`` the coefficients,
-    ``draft`` [p, 4] those of drafting once more, by proposer. ``x`` is scratch. ``health`` holds a
-    running relative error, a surprise and the steps since, of target forwards and of each model,
-    ``doubt`` the surprise of each cell.
+    has not been saved yet. ``precision`` and ``target`` are the priors, ``steady`` the coefficients
+    at the machine's usual pace, ``pace`` how much longer it takes now, ``beta`` the coefficients as
+    they are now, ``draft`` [p, 4] those of drafting once more, by proposer.
+    ``x`` is scratch. ``health`` holds a running relative error, a surprise and the steps since, of
+    target forwards and of each model, ``doubt`` the surprise of each cell.
     """
 
     models: Int64Array  # [m]
@@ -104,6 +115,8 @@ class CostArrays(NamedTuple):
     fresh_weight: Float64Array  # [c]
     precision: Float64Array  # [f, f]
     target: Float64Array  # [f]
+    pace: Float64Array  # [2]
+    steady: Float64Array  # [f]
     beta: Float64Array  # [f]
     draft: Float64Array  # [p, 4]
 
@@ -283,14 +296,17 @@ def _learn(
     Two far below the expected, of one cell, are enough for all: what was slow for a while is
     hardly used before it is known to be fast. Of drafting one is, and two far above it: a model
     that became dear is paid for in full until that is believed. What was known of a model is
-    scaled, its parts mostly change together.
+    scaled, its parts mostly change together. Times are taken at the machine's usual pace, which
+    target forwards of a familiar kind tell.
     """
-    x, beta, doubt = model.x, model.beta, model.doubt
+    x, steady, doubt = model.x, model.steady, model.doubt
+    seconds /= math.exp(model.pace[LOG])
     predicted = 0.0
     for i in range(x.shape[0]):
-        predicted += x[i] * beta[i]
+        predicted += x[i] * steady[i]
     error = seconds / predicted - 1.0 if predicted > 0.0 else 0.0
     limit = _OUTLIER * health[0]
+    is_familiar = model.cell_gram[cell, 0, 0] * predicted**2 >= _FAMILIAR_STEPS
     trust = 1.0
     surprised = False
     health[1] *= 0.8
@@ -326,6 +342,9 @@ def _learn(
         clipped = min(abs(error), limit)
         error_now = health[0] + 0.02 * (1.25 * clipped - health[0])
         health[0] = min(max(error_now, _LEAST_ERROR), _MOST_ERROR)
+    if not is_drafting:
+        shared = min(max(error, -limit), limit) if is_familiar and not surprised else 0.0
+        _note_pace(model.pace, shared, cell >= NUM_OCTAVES)
     _absorb(
         x, seconds, trust / max(seconds, predicted) ** 2, 1.0 - 1.0 / _MEMORY_STEPS,
         model.cell_gram[cell], model.cell_moment[cell], model.gram, model.moment,
@@ -333,7 +352,7 @@ def _learn(
     )  # fmt: skip
     model.fresh_weight[cell] += 1.0
     health[2] += 1.0
-    _solve(model.gram, model.moment, model.precision, model.target, beta, _SWEEPS)
+    _solve(model.gram, model.moment, model.precision, model.target, steady, _SWEEPS)
     return surprised
 
 
@@ -360,12 +379,28 @@ def _draft_features(
 
 
 @compiled_brief
-def _copy_draft_coefficients(
-    beta: Float64Array, models: Int64Array, draft_coefficients: Float64Array
-) -> None:
-    for m in range(models.shape[0]):
+def _note_pace(pace: Float64Array, error: float, speculating: bool) -> None:
+    """Put a part of a step's relative error down to the machine's pace.
+
+    Only as far as plain and speculative steps alternate: of one kind alone nobody knows whether the
+    machine became slow, or that kind dear.
+    """
+    kind = 1.0 if speculating else 0.0
+    share = pace[SPECULATIVE] + (1.0 - _PACE_KEEP) * (kind - pace[SPECULATIVE])
+    mixed = min(1.0, min(share, 1.0 - share) / _MIXED_SHARE)
+    pace[SPECULATIVE] = share
+    pace[LOG] = _PACE_KEEP * (pace[LOG] + _PACE_RATE * mixed * error)
+
+
+@compiled_brief
+def _set_pace(model: CostArrays) -> None:
+    """Bring the coefficients that are read to the machine's present pace."""
+    pace = math.exp(model.pace[LOG])
+    for i in range(model.beta.shape[0]):
+        model.beta[i] = model.steady[i] * pace
+    for m in range(model.models.shape[0]):
         for c in range(NUM_DRAFT):
-            draft_coefficients[models[m], c] = beta[NUM_VERIFY + NUM_DRAFT * m + c]
+            model.draft[model.models[m], c] = model.beta[NUM_VERIFY + NUM_DRAFT * m + c]
 
 
 @compiled_brief
@@ -413,7 +448,7 @@ def learn_seconds(
                 )
                 own = 2 * NUM_OCTAVES + m
                 _learn(model, draft_seconds[p], own, own, own + 1, model.health[1 + m], True)
-    _copy_draft_coefficients(model.beta, models, model.draft)
+    _set_pace(model)
     return surprised
 
 
@@ -458,6 +493,8 @@ class StepCost:
             np.zeros((cells, size)),
             np.zeros(cells),
             np.zeros((size, size)),
+            np.zeros(size),
+            np.zeros(2),
             np.zeros(size),
             np.zeros(size),
             np.zeros((len(proposers), NUM_DRAFT)),
@@ -665,8 +702,8 @@ class StepCost:
     def _settle(self, sweeps: int) -> None:
         """Find the coefficients anew."""
         arrays = self.arrays
-        _solve(arrays.gram, arrays.moment, arrays.precision, arrays.target, arrays.beta, sweeps)
-        _copy_draft_coefficients(arrays.beta, arrays.models, arrays.draft)
+        _solve(arrays.gram, arrays.moment, arrays.precision, arrays.target, arrays.steady, sweeps)
+        _set_pace(self.reference)
 
     def _prior(self, feature: int, mean: float, deviation: float) -> None:
         precision = _NOISE**2 / deviation**2
