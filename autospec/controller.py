@@ -31,11 +31,10 @@ from autospec.estimators import Estimators
 from autospec.guard import Guard
 from autospec.journal import Journal
 from autospec.metrics import Event, Metrics
-from autospec.octave import NUM_OCTAVES
 from autospec.policy import make_policy
 from autospec.policy.base import NO_ARM, Decision, Outcome, View, plain
-from autospec.policy.program import NEW_WORKLOAD, Memory
-from autospec.probe import DRAFTS
+from autospec.policy.program import LEARNED, NEW_WORKLOAD, Memory
+from autospec.probe import ProbeClocks
 from autospec.probing import Probing
 from autospec.profile import Identity, Profile, warm_start
 from autospec.records import (
@@ -59,6 +58,7 @@ from autospec.step import (
     Planned,
     StepRecord,
     StepRecords,
+    Watch,
     bound_decision,
     bound_drafted,
     conclude,
@@ -72,6 +72,7 @@ from autospec.workload import OTHER, Workloads
 log = logging.getLogger("autospec")
 
 _STEPS_UNDER_WAY = 32
+_NOT_YET: Planned = (False, 0, 0, 0.0, 0.0, 0, 0, 0.0, False)
 MOST_K = 64
 """The longest draft of one request in one step that any proposer may have."""
 
@@ -131,26 +132,27 @@ class Controller:
         self.cost = self.learned.cost
         self._num_slots = len(self.rows)
         self._counts = TokenCounts.empty(len(self.proposers), self.workloads.capacity)
-        self._standing = self.learned.standing(self.rows.arrays, self._counts)
         self.policy = make_policy(settings.policy, self.proposers, np.random.default_rng(seed))
-        adaptive, guard = self.policy.adaptive, settings.guard
+        probe, guard, adaptive = settings.probe, settings.guard, self.policy.adaptive
+        clocks = ProbeClocks(
+            self.cost.models, probe.first_steps, probe.backoff, probe.max_interval_steps,
+            has_lookups=bool(self.policy.lookup.any()),
+        )  # fmt: skip
+        rail = Guard(guard.margin, guard.window_steps, guard.hold_steps)
         self._probes = (
-            Probing(settings.probe, self.policy, self.cost)
-            if adaptive and settings.probe.enabled
-            else None
+            Probing(self.policy, self.cost, clocks) if adaptive and probe.enabled else None
         )
-        self._guards = (
-            [Guard(guard.margin, guard.window_steps, guard.hold_steps) for _ in range(NUM_OCTAVES)]
-            if adaptive and guard.enabled
-            else None
-        )
+        self._guard = rail if adaptive and guard.enabled else None
+        self._speedup = Speedup()
+        self._watch = Watch(clocks.reference, rail.reference, self._speedup.sums)
+        self._standing = self.learned.standing(self.rows.arrays, self._counts, self._watch)
         self._num_named = 0
         self._next_plan_id = 0
         self._records = StepRecords(len(self.proposers), self.k_max)
         self._under_way: list[StepRecord | None] = [None] * _STEPS_UNDER_WAY
         self._no_times = np.zeros(len(self.proposers))
         self._logged: set[str] = set()
-        self._speedup = Speedup()
+        self._estimated_speedup: float | None = None
         self._has_targets = False
         self.last_decision_seconds = 0.0
         self._saving = Saving(
@@ -196,7 +198,7 @@ class Controller:
         self.learned.start(self.rows.slot_of(handle), workload, num_slots)
         if num_slots != self._num_slots:
             self._num_slots = num_slots
-            self._standing = self.learned.standing(self.rows.arrays, self._counts)
+            self._standing = self.learned.standing(self.rows.arrays, self._counts, self._watch)
         self._name_workloads()
         return handle
 
@@ -317,27 +319,27 @@ class Controller:
         record.arm = NO_ARM
         mode: Mode = "speculate"
         proposer, k = np.empty(n, INT16), np.empty(n, INT16)
-        program = None if self._is_overruled(record) else self._program(n)
-        if program is None:
-            mode, planned = self._plan_apart(record, batch, offered, proposer, k)
-        else:
-            spare_tokens = float(self.cost.trusted_tokens(n) - n)
+        is_known = n > 0 and self.cost.is_known
+        program = self._program(n) if is_known else None
+        planned = _NOT_YET
+        if program is not None:
             planned = self._fused.plan(
-                record.reference, program, *offered, spare_tokens, proposer, k
-            )
+                record.reference, program, *offered, float(self.cost.trusted_tokens(n) - n),
+                self._probes is not None, self._guard is not None, proposer, k,
+            )  # fmt: skip
+        if not planned[0]:
+            mode, planned = self._plan_apart(record, batch, offered, proposer, k)
         (
-            unknown, record.context_tokens, record.plain_seconds,
+            _, unknown, record.context_tokens, record.plain_seconds,
             expected, verified, switches, predicted, record.has_models,
         ) = planned  # fmt: skip
         if verified == 0 and mode == "speculate":
             mode = "plain"
-        if self._probes is not None and n > 0:
-            self._probes.note(record, verified > 0, mode == "probe", predicted)
-        seconds = None
-        if record.plain_seconds > 0.0:
-            seconds = predicted
-            self._speedup.estimated = expected / seconds * record.plain_seconds / n
+        is_known = record.plain_seconds > 0.0
+        record.predicted_seconds = predicted if is_known else 0.0
         if self._metrics is not None:
+            if is_known:
+                self._estimated_speedup = expected / predicted * record.plain_seconds / n
             self._metrics.set_load(n, batch.waiting_requests)
             if unknown:
                 self._metrics.add_dropped("unknown request")
@@ -347,6 +349,7 @@ class Controller:
                 self._metrics.add_event("probe")
         record.plan_id = plan_id
         record.is_as_planned = True
+        seconds = predicted if is_known else None
         return Plan(plan_id, offered[0], proposer, k, k, mode, seconds, expected)
 
     def _plan_apart(
@@ -365,10 +368,11 @@ class Controller:
         decision, mode = self._decide(record.view, record.octave)
         record.arm = decision.arm
         expected, verified, switches, predicted, has_models = bound_decision(
-            record.reference, decision.proposer, decision.k, context_tokens, proposer, k
-        )
+            record.reference, decision.proposer, decision.k, context_tokens, plain_seconds,
+            mode == "probe", self._probes is not None, proposer, k,
+        )  # fmt: skip
         return mode, (
-            unknown, context_tokens, plain_seconds, expected, verified, switches, predicted,
+            True, unknown, context_tokens, plain_seconds, expected, verified, switches, predicted,
             has_models,
         )  # fmt: skip
 
@@ -406,18 +410,9 @@ class Controller:
         """The policy in compiled code, if it is a program."""
         return self.policy.program(requests, self.k_max, self.cost)
 
-    def _is_overruled(self, record: StepRecord) -> bool:
-        """Whether guard or probes may have a say in this step, or nothing is known to plan by."""
-        if record.n == 0 or not self.cost.is_known:
-            return True
-        if self._guards is not None and self._guards[record.octave].is_holding:
-            return True
-        arm = None if self._probes is None else self._probes.due(record.n)
-        return arm is not None and (arm != DRAFTS or bool(self.wants_offers().any()))
-
     def _decide(self, view: View, octave: int) -> tuple[Decision, Mode]:
         """The policy's decision, unless guard or probes overrule an adaptive policy."""
-        if self._guards is not None and self._guards[octave].is_holding:
+        if self._guard is not None and self._guard.is_holding(octave):
             return plain(view.requests), "guard"
         if self._probes is not None and self.cost.is_known and view.requests > 0:
             probe = self._probes.decide(view)
@@ -512,58 +507,37 @@ class Controller:
             checked(result.verified, INT16, (n,), "verified"),
             checked(result.accepted, INT16, (n,), "accepted"),
             checked(result.committed, INT16, (n,), "committed"),
-            matched, record.is_trimmed, plan.mode == "probe", record.context_tokens, step_seconds,
-            self._no_times if draft_seconds is None else draft_seconds,
-            draft_seconds is not None, is_routine,
+            matched, self._no_times if draft_seconds is None else draft_seconds, step_seconds,
+            0.0 if has_prefill else record.plain_seconds, record.predicted_seconds,
+            record.context_tokens, record.is_trimmed, plan.mode == "probe",
+            plan.mode == "speculate", draft_seconds is not None, is_timed, is_routine,
+            self._probes is not None, self._guard is not None,
         )  # fmt: skip
         program, said = self._program(n), NEW_WORKLOAD
         if program is not None:
-            total, num_verified, paid, drifts, surprised, said = self._fused.observe(
-                record.reference, program, observed, 0.0 if has_prefill else record.plain_seconds
+            paid, drifts, surprised, is_loss, said = self._fused.observe(
+                record.reference, program, observed
             )
         else:
-            total, num_verified, paid, drifts, surprised = conclude(record.reference, observed)
+            paid, drifts, surprised, is_loss = conclude(record.reference, observed)
         if drifts:
             self._event("drift", drifts)
-            if self._probes is not None:
-                self._probes.clocks.restart()
-        guard = None if self._guards is None else self._guards[record.octave]
-        if guard is not None and guard.is_holding:
-            guard.note_plain()
-        if (
-            plan.mode == "probe"
-            and self._probes is not None
-            and is_routine
-            and cost.GROSSLY_CHEAPER * step_seconds < (plan.predicted_seconds or 0.0)
-        ):
-            self._probes.clocks.repeat()
-        if is_timed:
-            if self._has_targets:
-                self.rows.arrays.decode_seconds[arrays.slots] += step_seconds
-                self.rows.arrays.decode_tokens[arrays.slots] += arrays.committed
-            if is_routine:
-                self.cost.learned(paid, record.context_tokens, step_seconds, surprised)
-            elif n > 0:
-                load = StepLoad(
-                    paid, n, record.context_tokens, num_verified > 0,
-                    arrays.depth, arrays.draft_tokens, arrays.catch_up,
-                )  # fmt: skip
-                self.cost.observe(load, step_seconds, draft_seconds, result.prefill_tokens)
-            if record.plain_seconds > 0.0 and not has_prefill:
-                worth = n / record.plain_seconds * step_seconds
-                self._speedup.note(total, worth)
-                if (
-                    guard is not None
-                    and plan.mode == "speculate"
-                    and num_verified > 0
-                    and guard.note_speculative(total, worth)
-                ):
-                    self._event("guard")
-        else:
+        if is_loss:
+            self._event("guard")
+        if is_routine:
+            self.cost.learned(paid, record.context_tokens, step_seconds, surprised)
+        elif n > 0 and is_timed:
+            load = StepLoad(
+                paid, n, record.context_tokens, bool(arrays.verified.any()),
+                arrays.depth, arrays.draft_tokens, arrays.catch_up,
+            )  # fmt: skip
+            self.cost.observe(load, step_seconds, draft_seconds, result.prefill_tokens)
+        if not is_timed:
             self._dropped("unusable step time")
-        if said != NEW_WORKLOAD:
-            self.policy.learned(said, n)
-        else:
+        elif self._has_targets:
+            self.rows.arrays.decode_seconds[arrays.slots] += step_seconds
+            self.rows.arrays.decode_tokens[arrays.slots] += arrays.committed
+        if said == NEW_WORKLOAD:
             self.policy.learn(
                 Outcome(
                     n, arrays.workloads, plan.proposer, plan.k, arrays.kept, arrays.verified,
@@ -571,10 +545,12 @@ class Controller:
                     draft_seconds, record.plain_seconds, has_prefill, plan.handles, record.arm,
                 )
             )  # fmt: skip
+        elif said != LEARNED:
+            self.policy.learned(said, n)
         decision_seconds = record.decision_seconds + self._clock() - started
         self.last_decision_seconds = decision_seconds
         if self._metrics is not None:
-            self._metrics.set_speedup(self._speedup.estimated, self._speedup.measured)
+            self._metrics.set_speedup(self._estimated_speedup, self._speedup.measured)
             self._metrics.add_step(plan.mode, step_seconds if is_timed else None, decision_seconds)
         if self._journal is not None:
             self._journal.write_step(

@@ -16,7 +16,7 @@ from autospec.counts import TokenCounts
 from autospec.profile import Identity, Profile, WorkloadProfile
 from autospec.records import EngineInfo, Int16Array, ProposerInfo
 from autospec.rows import RequestArrays
-from autospec.step import Standing
+from autospec.step import Standing, Watch
 
 
 class Estimators:
@@ -57,9 +57,9 @@ class Estimators:
             table.start(slot)
         self._requests[workload] += 1.0
 
-    def standing(self, requests: RequestArrays, counts: TokenCounts) -> Standing:
-        """All of it, the running requests and what is counted, for kernels; ``start`` may replace
-        arrays."""
+    def standing(self, requests: RequestArrays, counts: TokenCounts, watch: Watch) -> Standing:
+        """All of it, the running requests, what is counted and what watches, for kernels; ``start``
+        may replace arrays."""
         return by_reference(
             Standing(
                 by_reference(requests),
@@ -67,6 +67,7 @@ class Estimators:
                 by_reference(self.drafted.arrays),
                 self.cost.reference,
                 by_reference(counts),
+                by_reference(watch),
             )
         )
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from autospec.compiled import compiled_brief
 from autospec.policy.program import Memory, decide_step, learn_step, trim_step
+from autospec.probe import may_probe
 from autospec.records import Float32Array, Int16Array, Int32Array, Int64Array
 from autospec.step import (
     Observed,
@@ -37,22 +38,38 @@ def plan_fused(
     offers: Int16Array,
     confidence: Float32Array,
     spare_tokens: float,
+    has_clocks: bool,
+    has_guard: bool,
     proposer: Int16Array,
     k: Int16Array,
 ) -> Planned:
-    """``look_ahead``, ``decide_step`` and ``bound_decision``, what the first and last return."""
+    """``look_ahead``, ``decide_step`` and ``bound_decision``, what the first and last return.
+
+    Nothing of it if clocks or guard may have a say in the step.
+    """
+    octave, watch = step.arrays.octave, step.standing.watch
+    if has_guard and watch.guard.left[octave] > 0:
+        return False, 0, 0, 0.0, 0.0, 0, 0, 0.0, False
+    if has_clocks:
+        has_offers = False
+        for p in range(most.shape[0]):
+            has_offers = has_offers or (program.gate.is_open[p] and most[p] > 0)
+        if may_probe(watch.clocks, octave, has_offers):
+            return False, 0, 0, 0.0, 0.0, 0, 0, 0.0, False
     unknown, context, plain_seconds = look_ahead(
         step, handles, context_tokens, last_tokens, room, most, offers, confidence, True
     )
     arrays, best = step.arrays, program.room.best
     decide_step(
-        program, arrays.hazards, arrays.limits, arrays.stale, arrays.workloads, arrays.octave,
-        context, plain_seconds, 0.0, spare_tokens,
+        program, arrays.hazards, arrays.limits, arrays.stale, arrays.workloads, octave, context,
+        plain_seconds, 0.0, spare_tokens,
     )  # fmt: skip
     expected, verified, switches, seconds, has_models = bound_decision(
-        step, best.proposer, best.k, context, proposer, k
+        step, best.proposer, best.k, context, plain_seconds, False, has_clocks, proposer, k
     )
-    return unknown, context, plain_seconds, expected, verified, switches, seconds, has_models
+    return (
+        True, unknown, context, plain_seconds, expected, verified, switches, seconds, has_models,
+    )  # fmt: skip
 
 
 @compiled_brief
@@ -85,18 +102,19 @@ def trim_fused(
 
 @compiled_brief
 def observe_fused(
-    step: Step, program: Memory, observed: Observed, plain_seconds: float
-) -> tuple[int, int, int, int, bool, int]:
+    step: Step, program: Memory, observed: Observed
+) -> tuple[int, int, bool, bool, int]:
     """``conclude`` and ``learn_step``, what both return."""
-    total, num_verified, paid, drifts, surprised = conclude(step, observed)
-    _, _, _, matched, _, _, _, seconds, draft_seconds, is_told_apart, _ = observed
+    paid, drifts, surprised, is_loss = conclude(step, observed)
+    _, _, _, matched, draft_seconds, seconds, plain_seconds = observed[:7]
+    is_told_apart = observed[12]
     arrays = step.arrays
     learned = learn_step(
         program, arrays.octave, arrays.workloads, arrays.proposer, arrays.asked, arrays.kept,
         arrays.verified, arrays.accepted, arrays.committed, matched, seconds, plain_seconds,
         draft_seconds, is_told_apart,
     )  # fmt: skip
-    return total, num_verified, paid, drifts, surprised, learned
+    return paid, drifts, surprised, is_loss, learned
 
 
 class Fused(NamedTuple):
@@ -104,4 +122,4 @@ class Fused(NamedTuple):
 
     plan: Callable[..., Planned] = plan_fused
     trim: Callable[..., tuple[bool, bool]] = trim_fused
-    observe: Callable[..., tuple[int, int, int, int, bool, int]] = observe_fused
+    observe: Callable[..., tuple[int, int, bool, bool, int]] = observe_fused

@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from autospec.compiled import by_reference, compiled_brief
 from autospec.octave import NUM_OCTAVES, octave_of
+from autospec.records import Float64Array, Int64Array
 
 PLAIN = -1
 DRAFTS = -2
 """The arms that are plain decoding and drafts of anybody; the others are the numbers of model
 proposers."""
 
+_NOTHING = -3
 _FAR_OCTAVES = 2
 _MOST_DRAFTS_PRICE = 1.0  # a few tokens can cost more only in a passing trouble
 _MOST_SHARE = 0.01  # of the time that probes of one arm may take in the long run
+
+
+class ClockArrays(NamedTuple):
+    """Steps since each arm was in use, and how many must pass before it is tried: ``wait`` by the
+    back-off, ``rest`` by its price. An arm of ``arms`` is a model, the last one is DRAFTS; plain
+    decoding has a clock for each octave. ``home`` is the octave that the arms' waits belong to.
+    ``triable`` are arms that may ever draft, ``used`` those that do in the step.
+    """
+
+    first: float
+    backoff: float
+    most: float
+    arms: Int64Array  # [a]
+    idle: Int64Array  # [a]
+    wait: Float64Array  # [a]
+    rest: Float64Array  # [a]
+    plain_idle: Int64Array  # [octave]
+    plain_wait: Float64Array  # [octave]
+    home: Int64Array  # [1]
+    triable: NDArray[np.bool_]  # [a]
+    used: NDArray[np.bool_]  # [a]
 
 
 class ProbeClocks:
@@ -24,69 +52,110 @@ class ProbeClocks:
     load has moved by two octaves: what did not pay there may pay here. A dear arm waits for as long
     as keeps its probes' share of the time small. Plain decoding has a clock
     for each octave of load, since its cost differs there. Drafts of whomever have one too: a time
-    in which all steps were slow may have made those with drafts look dear.
+    in which all steps were slow may have made those with drafts look dear. Kernels note the steps.
     """
 
     def __init__(
-        self, models: Sequence[int], first_steps: int, backoff: float, max_steps: int
+        self,
+        models: Sequence[int],
+        first_steps: int,
+        backoff: float,
+        max_steps: int,
+        *,
+        has_lookups: bool = True,
     ) -> None:
-        self._first = float(first_steps)
-        self._backoff = backoff
-        self._max = float(max_steps)
-        self._models = tuple(models)
-        self._drafting = (*self._models, DRAFTS)
-        self._idle: dict[int, int] = dict.fromkeys(self._drafting, 0)
-        self._wait: dict[int, float] = dict.fromkeys(self._drafting, self._first)
-        self._rest: dict[int, float] = dict.fromkeys(self._drafting, 0.0)
-        self._home = 0  # the octave that the models' waits belong to
-        self._plain_idle = [0] * NUM_OCTAVES
-        self._plain_wait = [self._first] * NUM_OCTAVES
+        first, arms = float(first_steps), (*models, DRAFTS)
+        triable = np.ones(len(arms), dtype=np.bool_)
+        triable[-1] = has_lookups
+        self.arrays = ClockArrays(
+            first,
+            backoff,
+            float(max_steps),
+            np.array(arms, dtype=np.int64),
+            np.zeros(len(arms), dtype=np.int64),
+            np.full(len(arms), first),
+            np.zeros(len(arms)),
+            np.zeros(NUM_OCTAVES, dtype=np.int64),
+            np.full(NUM_OCTAVES, first),
+            np.zeros(1, dtype=np.int64),
+            triable,
+            np.zeros(len(arms), dtype=np.bool_),
+        )
+        self.reference = by_reference(self.arrays)
 
-    def due(self, requests: int, available: Sequence[int]) -> int | None:
+    def due(self, requests: int, available: Sequence[int] | None = None) -> int | None:
         """The arm to try in this step, None for no probe. ``available`` are those of models and
-        DRAFTS that may draft now."""
-        octave = octave_of(requests)
-        if self._plain_idle[octave] >= self._plain_wait[octave]:
-            return PLAIN
-        for arm in self._drafting:
-            if self._wait[arm] <= self._idle[arm] >= self._rest[arm] and arm in available:
-                return arm
-        return None
+        DRAFTS that may draft now; without it, those that ever may."""
+        may_draft = self.arrays.triable
+        if available is not None:
+            may_draft = np.isin(self.arrays.arms, available)
+        arm = int(due_arm(self.reference, octave_of(requests), may_draft))
+        return None if arm == _NOTHING else arm
 
-    def note(self, requests: int, used: Sequence[int], probe: bool, price: float = 0.0) -> None:
-        """A step was planned: ``used`` models and DRAFTS, if anybody's, are in it, or PLAIN alone.
 
-        ``price`` is what a probe takes beyond a plain step, in plain steps.
-        """
-        octave = octave_of(requests)
-        if abs(octave - self._home) >= _FAR_OCTAVES:
-            self._home = octave
-            self._wait = dict.fromkeys(self._drafting, self._first)
-        if PLAIN in used:
-            self._plain_idle[octave] = 0
-            if probe:
-                self._plain_wait[octave] = min(self._max, self._plain_wait[octave] * self._backoff)
+@compiled_brief
+def due_arm(clocks: ClockArrays, octave: int, may_draft: NDArray[np.bool_]) -> int:
+    """The arm to try; _NOTHING for no probe."""
+    idle, wait, rest = clocks.idle, clocks.wait, clocks.rest
+    if clocks.plain_idle[octave] >= clocks.plain_wait[octave]:
+        return PLAIN
+    for a in range(idle.shape[0]):
+        if wait[a] <= idle[a] and idle[a] >= rest[a] and may_draft[a]:
+            return int(clocks.arms[a])
+    return _NOTHING
+
+
+@compiled_brief
+def may_probe(clocks: ClockArrays, octave: int, has_offers: bool) -> bool:
+    """Whether an arm is due, and if it is that of drafts, lookups have been asked for some."""
+    arm = due_arm(clocks, octave, clocks.triable)
+    return arm != _NOTHING and (arm != DRAFTS or has_offers)
+
+
+@compiled_brief
+def note_arms(
+    clocks: ClockArrays, octave: int, is_plain: bool, is_probe: bool, price: float
+) -> None:
+    """A step was planned in which ``clocks.used`` draft, or nobody does.
+
+    ``price`` is what a probe takes beyond a plain step, in plain steps.
+    """
+    arms, idle, wait, rest = clocks.arms, clocks.idle, clocks.wait, clocks.rest
+    plain_idle, plain_wait = clocks.plain_idle, clocks.plain_wait
+    if abs(octave - clocks.home[0]) >= _FAR_OCTAVES:
+        clocks.home[0] = octave
+        wait[:] = clocks.first
+    if is_plain:
+        plain_idle[octave] = 0
+        if is_probe:
+            plain_wait[octave] = min(clocks.most, plain_wait[octave] * clocks.backoff)
+    else:
+        plain_idle[octave] += 1
+    for a in range(idle.shape[0]):
+        if not clocks.used[a]:
+            idle[a] += 1
+            continue
+        idle[a] = 0
+        if is_probe:
+            counted = min(price, _MOST_DRAFTS_PRICE) if arms[a] == DRAFTS else price
+            wait[a] = min(clocks.most, max(wait[a], rest[a]) * clocks.backoff)
+            rest[a] = min(clocks.most, counted / _MOST_SHARE)
         else:
-            self._plain_idle[octave] += 1
-        for arm in self._drafting:
-            if arm not in used:
-                self._idle[arm] += 1
-                continue
-            self._idle[arm] = 0
-            if probe:
-                wait = max(self._wait[arm], self._rest[arm]) * self._backoff
-                counted = min(price, _MOST_DRAFTS_PRICE) if arm == DRAFTS else price
-                self._wait[arm] = min(self._max, wait)
-                self._rest[arm] = min(self._max, counted / _MOST_SHARE)
-            else:
-                self._wait[arm], self._rest[arm] = self._first, 0.0
+            wait[a] = clocks.first
+            rest[a] = 0.0
 
-    def repeat(self) -> None:
-        """A probe took far less than was expected: try drafts again in the next step."""
-        self._idle[DRAFTS] = int(self._max)
-        self._wait[DRAFTS], self._rest[DRAFTS] = self._first, 0.0
 
-    def restart(self) -> None:
-        """Something changed: look again soon."""
-        self._wait = dict.fromkeys(self._drafting, self._first)
-        self._plain_wait = [self._first] * NUM_OCTAVES
+@compiled_brief
+def repeat_probe(clocks: ClockArrays) -> None:
+    """A probe took far less than was expected: try drafts again in the next step."""
+    drafts = clocks.idle.shape[0] - 1
+    clocks.idle[drafts] = int(clocks.most)
+    clocks.wait[drafts] = clocks.first
+    clocks.rest[drafts] = 0.0
+
+
+@compiled_brief
+def restart_clocks(clocks: ClockArrays) -> None:
+    """Something changed: look again soon."""
+    clocks.wait[:] = clocks.first
+    clocks.plain_wait[:] = clocks.first

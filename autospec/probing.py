@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from autospec.config import ProbeSettings
 from autospec.cost import DEPTH, StepCost
 from autospec.policy.base import Decision, Policy, View, plain
 from autospec.probe import DRAFTS, PLAIN, ProbeClocks
-from autospec.step import StepRecord
 
 _MODEL_K = 3
 _MODEL_SHARE = 0.5  # of a plain step that a probe's drafting may take beyond its first token
@@ -25,62 +23,31 @@ class Probing:
     ``clocks`` say when.
     """
 
-    def __init__(self, settings: ProbeSettings, policy: Policy[Any], cost: StepCost) -> None:
+    def __init__(self, policy: Policy[Any], cost: StepCost, clocks: ProbeClocks) -> None:
         self._policy = policy
         self._cost = cost
-        self._lookup = policy.lookup
-        self._triable = (*cost.models, *((DRAFTS,) if self._lookup.any() else ()))
-        self.clocks = ProbeClocks(
-            cost.models, settings.first_steps, settings.backoff, settings.max_interval_steps
-        )
-
-    def due(self, requests: int) -> int | None:
-        """The arm to try in this step if it can be; None for no probe."""
-        return self.clocks.due(requests, self._triable)
+        self._clocks = clocks
+        self._triable = (*cost.models, DRAFTS)
 
     def decide(self, view: View) -> Decision | None:
         """The decision of a step that tries something; None leaves it to the policy."""
-        arm = self.due(view.requests)
+        arm = self._clocks.due(view.requests)
         if arm is not None and arm != PLAIN:
             available = [each for each in self._triable if self._may_draft(view, each)]
-            arm = self.clocks.due(view.requests, available)
+            arm = self._clocks.due(view.requests, available)
         if arm is None:
             return None
         if arm == PLAIN:
             return plain(view.requests)
         return self._surest_offer(view) if arm == DRAFTS else self._some_of_model(view, arm)
 
-    def note(
-        self, record: StepRecord, has_drafts: bool, is_probe: bool, predicted_seconds: float
-    ) -> None:
-        """A step was planned."""
-        used: tuple[int, ...] = (DRAFTS,) if has_drafts else (PLAIN,)
-        if record.has_models:
-            depth = record.arrays.depth.tolist()
-            used = (*(m for m in self._cost.models if depth[m]), DRAFTS)
-        price = self._price(record, predicted_seconds) if is_probe else 0.0
-        self.clocks.note(record.n, used, is_probe, price)
-
-    def _price(self, record: StepRecord, predicted_seconds: float) -> float:
-        """What a planned probe takes beyond a plain step, in plain steps; 0 if that is not known.
-
-        Of a model's probe that is its drafting: others may draft in the same step.
-        """
-        if not record.plain_seconds > 0.0:
-            return 0.0
-        arrays = record.arrays
-        extra = predicted_seconds - record.plain_seconds
-        if record.has_models:
-            extra = self._cost.drafting_seconds(arrays.depth, arrays.draft_tokens, arrays.catch_up)
-        return max(0.0, extra) / record.plain_seconds
-
     def _may_draft(self, view: View, arm: int) -> bool:
-        limits = view.limits[self._lookup] if arm == DRAFTS else view.limits[arm]
+        limits = view.limits[self._policy.lookup] if arm == DRAFTS else view.limits[arm]
         return bool(limits.any())
 
     def _surest_offer(self, view: View) -> Decision:
         """The lookups' surest draft alone: what tells whether drafts are still as dear."""
-        is_offered = (view.limits > 0) & self._lookup[:, None]
+        is_offered = (view.limits > 0) & self._policy.lookup[:, None]
         sureness = np.where(is_offered, view.hazards[:, :, 0].T, -1.0)
         proposer, row = np.unravel_index(int(np.argmax(sureness)), sureness.shape)
         most = 1 if self._cost.engine.shape == "padded" else _LOOKUP_K  # all pay for one's k

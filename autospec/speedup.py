@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from autospec.compiled import compiled_brief
+from autospec.records import Float64Array
+
 _WINDOW_STEPS = 1024
-_KEPT = 1.0 - 1.0 / _WINDOW_STEPS
+_COMMITTED, _PLAIN = range(2)
 
 
 class Speedup:
-    """Committed tokens over the estimate for plain decoding: ``measured`` lately, and ``estimated``
-    of the step planned last."""
-
-    __slots__ = ("_committed", "_plain", "estimated")
+    """Committed tokens over the estimate for plain decoding, lately. Kernels add to ``sums``."""
 
     def __init__(self) -> None:
-        self.estimated: float | None = None
-        self._committed = 0.0
-        self._plain = 0.0
-
-    def note(self, committed: int, plain: float) -> None:
-        """What a step brought, and what plain decoding would have in that time."""
-        self._committed = self._committed * _KEPT + committed
-        self._plain = self._plain * _KEPT + plain
+        self.sums: Float64Array = np.zeros(2)
 
     @property
     def measured(self) -> float | None:
         """None without data."""
-        return self._committed / self._plain if self._plain > 0.0 else None
+        committed, plain = self.sums.tolist()
+        return committed / plain if plain > 0.0 else None
+
+
+@compiled_brief
+def note_worth(sums: Float64Array, committed: int, plain: float) -> None:
+    """What a step brought, and what plain decoding would have in that time."""
+    keep = 1.0 - 1.0 / _WINDOW_STEPS
+    sums[_COMMITTED] = sums[_COMMITTED] * keep + committed
+    sums[_PLAIN] = sums[_PLAIN] * keep + plain

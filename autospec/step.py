@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from autospec.compiled import by_reference, compiled_brief
 from autospec.cost import (
+    GROSSLY_CHEAPER,
     KNOTS,
     CostArrays,
     drafting_seconds,
@@ -17,6 +18,7 @@ from autospec.cost import (
     tokens_to_pay,
 )
 from autospec.counts import TokenCounts, count_tokens
+from autospec.guard import GuardArrays, note_held, note_speculative
 from autospec.hazards import (
     NUM_TOKEN_BUCKETS,
     HazardArrays,
@@ -30,6 +32,7 @@ from autospec.hazards import (
 )
 from autospec.octave import octave_of
 from autospec.policy.base import NO_ARM, View
+from autospec.probe import ClockArrays, note_arms, repeat_probe, restart_clocks
 from autospec.records import (
     Float32Array,
     Float64Array,
@@ -38,6 +41,7 @@ from autospec.records import (
     Int64Array,
 )
 from autospec.rows import UNKNOWN_SLOT, RequestArrays, resolve_handles
+from autospec.speedup import note_worth
 
 _SIZES_KEPT = 32
 NOT_PLANNED = -1
@@ -107,9 +111,17 @@ class StepArrays(NamedTuple):
     catch_up: Float64Array  # [p]
 
 
+class Watch(NamedTuple):
+    """What watches over steps: probe clocks, the guard, and sums of the measured speedup [2]."""
+
+    clocks: ClockArrays
+    guard: GuardArrays
+    worth: Float64Array
+
+
 class Standing(NamedTuple):
-    """What outlives steps: the running requests, acceptance before and after drafting, cost, and
-    what is counted. By reference, all of it.
+    """What outlives steps: the running requests, acceptance before and after drafting, cost, what
+    is counted, and what watches over steps. By reference, all of it.
     """
 
     requests: RequestArrays
@@ -117,6 +129,7 @@ class Standing(NamedTuple):
     drafted: HazardArrays
     cost: CostArrays
     counts: TokenCounts
+    watch: Watch
 
 
 class Step(NamedTuple):
@@ -126,18 +139,21 @@ class Step(NamedTuple):
     arrays: StepArrays
 
 
-Planned = tuple[int, int, float, float, int, int, float, bool]
-"""What is known of a step once it is planned: how many handles are not running, the sum of the
-context tokens, the seconds of a plain step; expected committed tokens, tokens to verify, switches
-of proposer since the requests' last steps, predicted seconds, and whether models draft."""
+Planned = tuple[bool, int, int, float, float, int, int, float, bool]
+"""What is known of a step once it is planned: whether it is, how many handles are not running, the
+sum of the context tokens, the seconds of a plain step; expected committed tokens, tokens to verify,
+switches of proposer since the requests' last steps, predicted seconds, whether models draft."""
 
 Observed = tuple[
-    Int16Array, Int16Array, Int16Array, Int16Array, bool, bool, int, float, Float64Array, bool, bool
-]
-"""What a step brought: verified, accepted and committed tokens [n], matched ones of offers [p, n],
-whether it was trimmed and a probe, its context tokens, its seconds and those of drafting [p],
-whether these are told apart, and whether all of it teaches what steps cost. A plain tuple, made in
-every step."""
+    Int16Array, Int16Array, Int16Array, Int16Array, Float64Array, float, float, float, int,
+    bool, bool, bool, bool, bool, bool, bool, bool,
+]  # fmt: skip
+"""What a step brought, and what was known of it. A plain tuple, made in every step: verified,
+accepted and committed tokens [n], matched ones of offers [p, n], seconds of drafting [p] and of the
+step, seconds of a plain step (0 where that says nothing of this one) and those that were predicted
+(0: none), context tokens; whether it was trimmed, a probe, speculation that the policy wanted,
+whether the seconds of drafting are told apart, those of the step usable, and all of it teaches what
+steps cost; whether there are probe clocks and a guard."""
 
 
 class StepRecord:
@@ -162,6 +178,7 @@ class StepRecord:
         "octave",
         "plain_seconds",
         "plan_id",
+        "predicted_seconds",
         "reference",
         "view",
         "waiting",
@@ -174,6 +191,7 @@ class StepRecord:
         self.plan_id = NOT_PLANNED
         self.decision_seconds = 0.0
         self.plain_seconds = 0.0
+        self.predicted_seconds = 0.0
         self.context_tokens = 0
         self.waiting = 0
         self.has_models = False
@@ -336,10 +354,13 @@ def bound_decision(
     proposer: Int16Array,
     k: Int16Array,
     context_tokens: int,
+    plain_seconds: float,
+    is_probe: bool,
+    has_clocks: bool,
     bounded_proposer: Int16Array,
     bounded_k: Int16Array,
 ) -> tuple[float, int, int, float, bool]:
-    """Force a decision into its limits and sum it up.
+    """Force a decision into its limits, sum it up, and set the clocks of probes, if it has any.
 
     Returns (expected committed tokens, tokens to verify, switches of proposer since the requests'
     last steps, predicted seconds, whether models draft).
@@ -381,12 +402,29 @@ def bound_decision(
             last_proposer[s] = p
     has_models = _sum_up_models(standing.ahead.lookup, arrays)
     paid = tokens_to_pay(model.shape, model.captured, n, verified, longest)
-    seconds = forward_seconds(
-        model.beta, paid, n, context_tokens, verified > 0, KNOTS
-    ) + drafting_seconds(
+    drafting = drafting_seconds(
         model.beta, model.models, arrays.depth, arrays.draft_tokens, arrays.catch_up
     )
+    seconds = forward_seconds(model.beta, paid, n, context_tokens, verified > 0, KNOTS) + drafting
+    if has_clocks and n > 0:
+        price = 0.0
+        if is_probe and plain_seconds > 0.0:
+            # Of a model's probe it is the drafting: others may draft in the same step.
+            price = max(0.0, drafting if has_models else seconds - plain_seconds) / plain_seconds
+        _set_clocks(standing.watch.clocks, arrays, verified > 0, is_probe, price)
     return expected, verified, switches, seconds, has_models
+
+
+@compiled_brief
+def _set_clocks(
+    clocks: ClockArrays, step: StepArrays, has_drafts: bool, is_probe: bool, price: float
+) -> None:
+    """Note who drafts."""
+    last = clocks.arms.shape[0] - 1
+    for a in range(last):
+        clocks.used[a] = step.depth[clocks.arms[a]] > 0.0
+    clocks.used[last] = has_drafts
+    note_arms(clocks, step.octave, not has_drafts, is_probe, price)
 
 
 @compiled_brief
@@ -456,16 +494,17 @@ def look_again(step: Step, confidence: Float32Array) -> int:
 
 
 @compiled_brief
-def conclude(step: Step, observed: Observed) -> tuple[int, int, int, int, bool]:
+def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool]:
     """Clean a step's result, count it, learn acceptance and, if it teaches that, cost; sum it up.
 
     Counts are forced into 0 <= accepted <= verified <= drafted. A probe teaches as if it had been
-    trimmed. Returns (committed tokens, verified ones, tokens paid for, sudden changes of acceptance
-    noticed, whether cost has changed for good).
+    trimmed. Returns (tokens paid for, sudden changes of acceptance noticed, whether cost has
+    changed for good, whether the guard turns speculation off).
     """
     (
-        verified, accepted, committed, matched, is_trimmed, is_probe, context_tokens,
-        seconds, draft_seconds, is_told_apart, teaches_seconds,
+        verified, accepted, committed, matched, draft_seconds, seconds, plain_seconds,
+        predicted_seconds, context_tokens, is_trimmed, is_probe, is_speculative, is_told_apart,
+        is_timed, teaches_seconds, has_clocks, has_guard,
     ) = observed  # fmt: skip
     arrays, standing = step.arrays, step.standing
     slots, known, drafted, kept = arrays.slots, arrays.known, arrays.drafted, arrays.kept
@@ -528,4 +567,18 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, int, int, bool]:
             arrays.draft_tokens, arrays.catch_up, seconds, draft_seconds, is_told_apart,
             arrays.octave,
         )  # fmt: skip
-    return total, total_verified, paid, drifts, surprised
+    watch = standing.watch
+    if has_clocks and drifts > 0:
+        restart_clocks(watch.clocks)
+    is_cheap = GROSSLY_CHEAPER * seconds < predicted_seconds
+    if has_clocks and is_probe and teaches_seconds and is_cheap:
+        repeat_probe(watch.clocks)
+    is_loss = False
+    if has_guard:
+        note_held(watch.guard, arrays.octave)
+    if is_timed and plain_seconds > 0.0:
+        plain = n / plain_seconds * seconds
+        note_worth(watch.worth, total, plain)
+        if has_guard and is_speculative and total_verified > 0:
+            is_loss = note_speculative(watch.guard, arrays.octave, total, plain)
+    return paid, drifts, surprised, is_loss

@@ -12,12 +12,16 @@ from autospec.cost import StepLoad
 from autospec.counts import TokenCounts
 from autospec.estimators import Estimators
 from autospec.fused import Fused
+from autospec.guard import Guard
 from autospec.policy import make_policy
 from autospec.policy.base import Decision, Outcome, PolicyOptions, View
+from autospec.probe import ProbeClocks
 from autospec.records import EngineInfo, ProposerInfo
 from autospec.rows import RequestRows
+from autospec.speedup import Speedup
 from autospec.step import (
     StepRecord,
+    Watch,
     bound_decision,
     bound_drafted,
     conclude,
@@ -42,8 +46,13 @@ def warm_up(
     rows = RequestRows(2)
     learned = Estimators(proposers, engine, LearningSettings(), 1, len(rows))
     policy = make_policy(options, proposers, np.random.default_rng(0))
+    watch = Watch(
+        ProbeClocks(learned.cost.models, 1, 1.0, 1).reference,
+        Guard(0.0, 1, 1).reference,
+        Speedup().sums,
+    )
     record = StepRecord(n, p, k_max)
-    record.refer_to(learned.standing(rows.arrays, TokenCounts.empty(p, 1)))
+    record.refer_to(learned.standing(rows.arrays, TokenCounts.empty(p, 1), watch))
     arrays, nothing = record.arrays, record.nothing
     handles = np.array([rows.start(0, k_max, 0.0)], dtype=np.int64)
     for speculating in (False, True):
@@ -62,13 +71,14 @@ def warm_up(
     )  # fmt: skip
     proposer, k = np.zeros((2, n), dtype=np.int16)
     bound_decision(
-        record.reference, proposer, k, context,
+        record.reference, proposer, k, context, plain_seconds, False, True,
         proposer.copy(), k.copy(),
     )  # fmt: skip
     bound_drafted(record.reference, k)
     look_again(record.reference, nothing.confidence[0])
     observed = (
-        k, k, k, arrays.unmatched, True, False, context, 1.0, np.zeros(p), True, True,
+        k, k, k, arrays.unmatched, np.zeros(p), 1.0, plain_seconds, 1.0, context,
+        True, False, True, True, True, True, True, True,
     )  # fmt: skip
     conclude(record.reference, observed)
     fused = Fused()
@@ -77,12 +87,12 @@ def warm_up(
         planning = (
             record.reference, program, handles, nothing.last_tokens, nothing.last_tokens,
             nothing.room, np.ones(p, dtype=np.int16), nothing.lengths, nothing.confidence, 1.0,
-            proposer, k,
+            True, True, proposer, k,
         )  # fmt: skip
         trimming = (
             record.reference, program, k, nothing.confidence[0], context, plain_seconds,
         )  # fmt: skip
-        observing = (record.reference, program, observed, plain_seconds)
+        observing = (record.reference, program, observed)
         fused.plan(*planning)
         fused.trim(*trimming)
         fused.observe(*observing)

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from autospec.guard import Guard
+from autospec.guard import Guard, note_held, note_speculative
 
+OCTAVE = 3
 PLAIN = 10.0  # tokens that plain decoding would commit in a step's time
 
 
@@ -11,7 +12,7 @@ def speculate(guard: Guard, committed: float, steps: int, seed: int = 0) -> int 
     """Steps of ``committed`` tokens on average; returns when the guard activated."""
     rng = np.random.default_rng(seed)
     for step in range(steps):
-        if guard.note_speculative(int(rng.poisson(committed)), PLAIN):
+        if note_speculative(guard.reference, OCTAVE, int(rng.poisson(committed)), PLAIN):
             return step
     return None
 
@@ -19,17 +20,17 @@ def speculate(guard: Guard, committed: float, steps: int, seed: int = 0) -> int 
 def hold(guard: Guard) -> int:
     """Plain steps until it lets go."""
     steps = 0
-    while guard.is_holding:
-        guard.note_plain()
+    while guard.is_holding(OCTAVE):
+        note_held(guard.reference, OCTAVE)
         steps += 1
     return steps
 
 
 def test_a_loss_activates_it_and_the_hold_ends() -> None:
     guard = Guard(margin=0.02, window_steps=64, hold_steps=50)
-    assert not guard.is_holding
+    assert not guard.is_holding(OCTAVE)
     assert speculate(guard, 6, 200) is not None
-    assert guard.is_holding
+    assert guard.is_holding(OCTAVE)
     assert hold(guard) == 50
     assert speculate(guard, 30, 500) is None
 
@@ -80,7 +81,15 @@ def test_a_gain_in_between_resets_the_hold() -> None:
 def test_plain_steps_outside_a_hold_do_not_matter() -> None:
     guard = Guard(0.02, 16, 10)
     for _ in range(100):
-        guard.note_plain()
-    assert not guard.is_holding
+        note_held(guard.reference, OCTAVE)
+    assert not guard.is_holding(OCTAVE)
     assert speculate(guard, 3, 100) is not None
+    assert hold(guard) == 10
+
+
+def test_each_octave_is_watched_by_itself() -> None:
+    guard = Guard(0.02, 16, 10)
+    assert speculate(guard, 3, 100) is not None
+    assert not guard.is_holding(OCTAVE + 1)
+    note_held(guard.reference, OCTAVE + 1)
     assert hold(guard) == 10

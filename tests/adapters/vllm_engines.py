@@ -321,7 +321,7 @@ def decide_with(pilot: Pilot, decide: Callable[[View], Decision]) -> None:
     policy.decide = decide  # type: ignore[assignment, method-assign]
     policy.program = lambda *_: None  # type: ignore[method-assign]
     pilot.controller._probes = None
-    pilot.controller._guards = None
+    pilot.controller._guard = None
 
 
 def random_decisions(pilot: Pilot, seed: int = 0) -> None:
