@@ -28,21 +28,18 @@ from autospec.cost import StepLoad
 from autospec.counts import TokenCounts
 from autospec.errors import ConfigError
 from autospec.estimators import Estimators
-from autospec.guard import Guard
 from autospec.journal import Journal
 from autospec.metrics import Event, Metrics
 from autospec.policy import make_policy
-from autospec.policy.base import NO_ARM, Decision, Outcome, View, plain
+from autospec.policy.base import NO_ARM, Outcome
 from autospec.policy.program import LEARNED, NEW_WORKLOAD, Memory
-from autospec.probe import ProbeClocks
-from autospec.probing import Probing
 from autospec.profile import Identity, Profile, warm_start
+from autospec.rails import Rails
 from autospec.records import (
     NO_PROPOSER,
     BatchState,
     EngineInfo,
     Float32Array,
-    Float64Array,
     Int16Array,
     Mode,
     Plan,
@@ -52,19 +49,16 @@ from autospec.records import (
 )
 from autospec.rows import UNKNOWN_SLOT, RequestRows
 from autospec.saving import Saving
-from autospec.speedup import Speedup
 from autospec.step import (
     Offered,
     Planned,
+    Standing,
     StepRecord,
     StepRecords,
-    Watch,
-    bound_decision,
     bound_drafted,
     conclude,
-    look_again,
-    look_ahead,
 )
+from autospec.stepwise import Stepwise
 from autospec.tuned import KCap
 from autospec.warmup import warm_up
 from autospec.workload import OTHER, Workloads
@@ -133,24 +127,13 @@ class Controller:
         self._num_slots = len(self.rows)
         self._counts = TokenCounts.empty(len(self.proposers), self.workloads.capacity)
         self.policy = make_policy(settings.policy, self.proposers, np.random.default_rng(seed))
-        probe, guard, adaptive = settings.probe, settings.guard, self.policy.adaptive
-        clocks = ProbeClocks(
-            self.cost.models, probe.first_steps, probe.backoff, probe.max_interval_steps,
-            has_lookups=bool(self.policy.lookup.any()),
-        )  # fmt: skip
-        rail = Guard(guard.margin, guard.window_steps, guard.hold_steps)
-        self._probes = (
-            Probing(self.policy, self.cost, clocks) if adaptive and probe.enabled else None
-        )
-        self._guard = rail if adaptive and guard.enabled else None
-        self._speedup = Speedup()
-        self._watch = Watch(clocks.reference, rail.reference, self._speedup.sums)
-        self._standing = self.learned.standing(self.rows.arrays, self._counts, self._watch)
+        self._rails = Rails(settings, self.policy, self.cost)
+        self._stepwise = Stepwise(self.policy, self.cost, self._rails)
+        self._standing = self._stand()
         self._num_named = 0
         self._next_plan_id = 0
         self._records = StepRecords(len(self.proposers), self.k_max)
         self._under_way: list[StepRecord | None] = [None] * _STEPS_UNDER_WAY
-        self._no_times = np.zeros(len(self.proposers))
         self._logged: set[str] = set()
         self._estimated_speedup: float | None = None
         self._has_targets = False
@@ -198,7 +181,7 @@ class Controller:
         self.learned.start(self.rows.slot_of(handle), workload, num_slots)
         if num_slots != self._num_slots:
             self._num_slots = num_slots
-            self._standing = self.learned.standing(self.rows.arrays, self._counts, self._watch)
+            self._standing = self._stand()
         self._name_workloads()
         return handle
 
@@ -307,13 +290,13 @@ class Controller:
     @property
     def measured_speedup(self) -> float | None:
         """Committed tokens over the estimate for plain decoding, lately; None without data."""
-        return self._speedup.measured
+        return self._rails.speedup.measured
 
     # ----------------------------------------------------------------------------------------
 
     def _plan(self, plan_id: int, record: StepRecord, batch: BatchState) -> Plan:
         n = record.n
-        offered = self._offered(batch, record)
+        rails, offered = self._rails, self._offered(batch, record)
         record.waiting = batch.waiting_requests
         record.is_trimmed = False
         record.arm = NO_ARM
@@ -324,11 +307,12 @@ class Controller:
         planned = _NOT_YET
         if program is not None:
             planned = self._fused.plan(
-                record.reference, program, *offered, float(self.cost.trusted_tokens(n) - n),
-                self._probes is not None, self._guard is not None, proposer, k,
+                record.reference, program, *offered, self.cost.spare_tokens(n),
+                rails.probes is not None, rails.guard is not None, proposer, k,
             )  # fmt: skip
         if not planned[0]:
-            mode, planned = self._plan_apart(record, batch, offered, proposer, k)
+            requests = self.rows.arrays if self._has_targets else None
+            mode, planned = self._stepwise.plan(record, batch, offered, requests, proposer, k)
         (
             _, unknown, record.context_tokens, record.plain_seconds,
             expected, verified, switches, predicted, record.has_models,
@@ -351,30 +335,6 @@ class Controller:
         record.is_as_planned = True
         seconds = predicted if is_known else None
         return Plan(plan_id, offered[0], proposer, k, k, mode, seconds, expected)
-
-    def _plan_apart(
-        self,
-        record: StepRecord,
-        batch: BatchState,
-        offered: Offered,
-        proposer: Int16Array,
-        k: Int16Array,
-    ) -> tuple[Mode, Planned]:
-        """Plan where a policy is no program or may be overruled."""
-        unknown, context_tokens, plain_seconds = look_ahead(
-            record.reference, *offered, self.cost.is_known
-        )
-        record.view = self._view(record, batch, offered, context_tokens, plain_seconds)
-        decision, mode = self._decide(record.view, record.octave)
-        record.arm = decision.arm
-        expected, verified, switches, predicted, has_models = bound_decision(
-            record.reference, decision.proposer, decision.k, context_tokens, plain_seconds,
-            mode == "probe", self._probes is not None, proposer, k,
-        )  # fmt: skip
-        return mode, (
-            True, unknown, context_tokens, plain_seconds, expected, verified, switches, predicted,
-            has_models,
-        )  # fmt: skip
 
     def _offered(self, batch: BatchState, record: StepRecord) -> Offered:
         """What the batch offers, made safe for kernels."""
@@ -410,40 +370,6 @@ class Controller:
         """The policy in compiled code, if it is a program."""
         return self.policy.program(requests, self.k_max, self.cost)
 
-    def _decide(self, view: View, octave: int) -> tuple[Decision, Mode]:
-        """The policy's decision, unless guard or probes overrule an adaptive policy."""
-        if self._guard is not None and self._guard.is_holding(octave):
-            return plain(view.requests), "guard"
-        if self._probes is not None and self.cost.is_known and view.requests > 0:
-            probe = self._probes.decide(view)
-            if probe is not None:
-                return probe, "probe"
-        decision = self.policy.decide(view)
-        return decision, decision.mode
-
-    def _view(
-        self,
-        record: StepRecord,
-        batch: BatchState,
-        offered: Offered,
-        context_tokens: int,
-        plain_seconds: float,
-    ) -> View:
-        arrays = record.arrays
-        behind = record.nothing.behind
-        if self._has_targets:
-            requests = self.rows.arrays
-            tokens = np.maximum(requests.decode_tokens[arrays.slots], 1.0)
-            target = requests.target_seconds[arrays.slots]
-            pace = requests.decode_seconds[arrays.slots] / tokens
-            behind = np.divide(pace, target, out=np.zeros_like(pace), where=target > 0.0)
-        handles, _, _, _, _, _, confidence = offered
-        return View(
-            record.n, batch.waiting_requests, context_tokens, arrays.workloads, arrays.limits,
-            confidence, arrays.hazards, arrays.stale, behind, self.cost, plain_seconds, handles,
-            batch.prefill_tokens > 0,
-        )  # fmt: skip
-
     def _verify(
         self,
         plan: Plan,
@@ -470,34 +396,27 @@ class Controller:
         self, plan: Plan, record: StepRecord, drafted: Int16Array, confidence: Float32Array
     ) -> Int16Array:
         """What is worth verifying of models' drafts, by their own confidence."""
-        n, arrays, view = record.n, record.arrays, record.view
+        n, arrays = record.n, record.arrays
         drafted = checked(drafted, INT16, (n,), "drafted")
         confidence = checked(confidence, FLOAT32, (n, self.k_max), "confidence")
         record.is_as_planned = False
         record.refer_to(self._standing)
-        program = self._program(n) if view is None else None
+        program = self._program(n) if record.view is None else None
         if program is not None:
             is_less, record.is_trimmed = self._fused.trim(
                 record.reference, program, drafted, confidence, record.context_tokens,
                 record.plain_seconds,
             )  # fmt: skip
         else:
-            is_less = bound_drafted(record.reference, drafted)
-            drafts = look_again(record.reference, confidence)
-            record.is_trimmed = drafts > 0 and view is not None
-            if view is not None and drafts > 0:
-                decision = Decision(plan.proposer, arrays.drafted)
-                kept = self.policy.trim(view, decision, arrays.draft_hazards)
-                np.minimum(arrays.drafted, kept, out=arrays.kept)
+            is_less, record.is_trimmed = self._stepwise.trim(record, plan, drafted, confidence)
         is_cut = record.is_trimmed and plan.mode == "speculate"
         verify: Int16Array = arrays.kept if is_cut else arrays.drafted
         return verify.copy() if is_cut or is_less else plan.k
 
     def _observe(self, plan: Plan, record: StepRecord, result: StepResult, started: float) -> None:
-        n, p = record.n, len(self.proposers)
-        step_seconds = float(result.step_seconds)
+        n, p, rails = record.n, len(self.proposers), self._rails
+        step_seconds, draft_seconds = float(result.step_seconds), result.draft_seconds
         is_timed = cost.LEAST_SECONDS < step_seconds < cost.MOST_SECONDS
-        draft_seconds = self._usable_draft_seconds(result.draft_seconds, step_seconds)
         has_prefill = result.prefill_tokens > 0
         is_routine = is_timed and n > 0 and not has_prefill and self.cost.is_settled
         record.refer_to(self._standing)
@@ -507,25 +426,30 @@ class Controller:
             checked(result.verified, INT16, (n,), "verified"),
             checked(result.accepted, INT16, (n,), "accepted"),
             checked(result.committed, INT16, (n,), "committed"),
-            matched, self._no_times if draft_seconds is None else draft_seconds, step_seconds,
-            0.0 if has_prefill else record.plain_seconds, record.predicted_seconds,
+            matched,
+            checked_or(draft_seconds, FLOAT64, (p,), "draft_seconds", self.cost.no_times),
+            step_seconds, 0.0 if has_prefill else record.plain_seconds, record.predicted_seconds,
             record.context_tokens, record.is_trimmed, plan.mode == "probe",
             plan.mode == "speculate", draft_seconds is not None, is_timed, is_routine,
-            self._probes is not None, self._guard is not None,
+            rails.probes is not None, rails.guard is not None,
         )  # fmt: skip
         program, said = self._program(n), NEW_WORKLOAD
         if program is not None:
-            paid, drifts, surprised, is_loss, said = self._fused.observe(
+            paid, drifts, surprised, is_loss, is_told_apart, said = self._fused.observe(
                 record.reference, program, observed
             )
         else:
-            paid, drifts, surprised, is_loss = conclude(record.reference, observed)
+            paid, drifts, surprised, is_loss, is_told_apart = conclude(record.reference, observed)
+        if draft_seconds is not None and not is_told_apart:
+            self._dropped("unusable draft time")
+            draft_seconds = None
         if drifts:
             self._event("drift", drifts)
         if is_loss:
             self._event("guard")
         if is_routine:
-            self.cost.learned(paid, record.context_tokens, step_seconds, surprised)
+            if surprised or paid > self.cost.most_tokens:
+                self.cost.learned(paid, record.context_tokens, step_seconds, surprised)
         elif n > 0 and is_timed:
             load = StepLoad(
                 paid, n, record.context_tokens, bool(arrays.verified.any()),
@@ -550,7 +474,7 @@ class Controller:
         decision_seconds = record.decision_seconds + self._clock() - started
         self.last_decision_seconds = decision_seconds
         if self._metrics is not None:
-            self._metrics.set_speedup(self._estimated_speedup, self._speedup.measured)
+            self._metrics.set_speedup(self._estimated_speedup, self._rails.speedup.measured)
             self._metrics.add_step(plan.mode, step_seconds if is_timed else None, decision_seconds)
         if self._journal is not None:
             self._journal.write_step(
@@ -558,18 +482,8 @@ class Controller:
                 decision_seconds,
             )  # fmt: skip
 
-    def _usable_draft_seconds(
-        self, draft: Float64Array | None, step_seconds: float
-    ) -> Float64Array | None:
-        """Draft times [p], None where they make no sense."""
-        if draft is None:
-            return None
-        draft = checked(draft, FLOAT64, (len(self.proposers),), "draft_seconds")
-        parts = draft.tolist()  # a few numbers: faster than numpy's reductions
-        if sum(parts) < step_seconds and (not parts or min(parts) >= 0.0):
-            return draft
-        self._dropped("unusable draft time")
-        return None
+    def _stand(self) -> Standing:
+        return self.learned.standing(self.rows.arrays, self._counts, self._rails.watch)
 
     def _name_workloads(self) -> None:
         labels = self.workloads.labels

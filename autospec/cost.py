@@ -512,8 +512,10 @@ class StepCost:
         self._first_steps: list[tuple[float, float, float]] = []
         self._is_early = True
         self._is_loaded = False
-        self._most_tokens = 0
-        self._no_times = np.zeros(len(proposers))
+        self.most_tokens = 0
+        """The most that the engine has taken in one step."""
+        self.no_times: Float64Array = np.zeros(len(proposers))
+        """Those of drafting, where they are not told apart from the step's."""
 
     def observe(
         self,
@@ -534,7 +536,7 @@ class StepCost:
             return
         is_told_apart = draft_seconds is not None
         if draft_seconds is None or min(draft_seconds.tolist(), default=0.0) < 0.0:
-            draft_seconds, is_told_apart = self._no_times, False
+            draft_seconds, is_told_apart = self.no_times, False
         surprised = learn_seconds(
             self.reference, load.tokens, load.requests, load.context_tokens, load.speculating,
             load.depth, load.draft_tokens, load.catch_up_tokens, step_seconds, draft_seconds,
@@ -557,8 +559,8 @@ class StepCost:
 
     def _note_tokens(self, tokens: int) -> None:
         """The engine takes as many; a step that prefills shows it as well."""
-        if tokens > self._most_tokens:
-            self._most_tokens = tokens
+        if tokens > self.most_tokens:
+            self.most_tokens = tokens
 
     def verify_seconds(
         self, tokens: int, requests: int, context_tokens: int, speculating: bool
@@ -597,7 +599,11 @@ class StepCost:
         """
         if self._is_loaded:
             return math.inf
-        return max(requests + _FIRST_TOKENS, _TRUST * self._most_tokens)
+        return max(requests + _FIRST_TOKENS, _TRUST * self.most_tokens)
+
+    def spare_tokens(self, requests: int) -> float:
+        """How many draft tokens of a step are trusted."""
+        return float(self.trusted_tokens(requests) - requests)
 
     @property
     def relative_error(self) -> float:

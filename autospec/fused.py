@@ -103,18 +103,17 @@ def trim_fused(
 @compiled_brief
 def observe_fused(
     step: Step, program: Memory, observed: Observed
-) -> tuple[int, int, bool, bool, int]:
+) -> tuple[int, int, bool, bool, bool, int]:
     """``conclude`` and ``learn_step``, what both return."""
-    paid, drifts, surprised, is_loss = conclude(step, observed)
+    paid, drifts, surprised, is_loss, is_told_apart = conclude(step, observed)
     _, _, _, matched, draft_seconds, seconds, plain_seconds = observed[:7]
-    is_told_apart = observed[12]
     arrays = step.arrays
     learned = learn_step(
         program, arrays.octave, arrays.workloads, arrays.proposer, arrays.asked, arrays.kept,
         arrays.verified, arrays.accepted, arrays.committed, matched, seconds, plain_seconds,
         draft_seconds, is_told_apart,
     )  # fmt: skip
-    return paid, drifts, surprised, is_loss, learned
+    return paid, drifts, surprised, is_loss, is_told_apart, learned
 
 
 class Fused(NamedTuple):
@@ -122,4 +121,4 @@ class Fused(NamedTuple):
 
     plan: Callable[..., Planned] = plan_fused
     trim: Callable[..., tuple[bool, bool]] = trim_fused
-    observe: Callable[..., tuple[int, int, bool, bool, int]] = observe_fused
+    observe: Callable[..., tuple[int, int, bool, bool, bool, int]] = observe_fused

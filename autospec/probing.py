@@ -38,7 +38,7 @@ class Probing:
         if arm is None:
             return None
         if arm == PLAIN:
-            return plain(view.requests)
+            return plain(view.requests, "probe")
         return self._surest_offer(view) if arm == DRAFTS else self._some_of_model(view, arm)
 
     def _may_draft(self, view: View, arm: int) -> bool:
@@ -51,7 +51,7 @@ class Probing:
         sureness = np.where(is_offered, view.hazards[:, :, 0].T, -1.0)
         proposer, row = np.unravel_index(int(np.argmax(sureness)), sureness.shape)
         most = 1 if self._cost.engine.shape == "padded" else _LOOKUP_K  # all pay for one's k
-        decision = plain(view.requests)
+        decision = plain(view.requests, "probe")
         decision.proposer[row] = proposer
         decision.k[row] = min(most, int(view.limits[proposer, row]))
         return decision
@@ -69,7 +69,7 @@ class Probing:
             k[rows] = policy.rng.integers(1, self._depth(view, model) + 1)
         else:
             k[rows] = np.minimum(view.limits[model, rows], _PARALLEL_K)
-        return Decision(proposer, k)
+        return Decision(proposer, k, "probe")
 
     def _depth(self, view: View, model: int) -> int:
         """The most that a probe may draft, to tell what a depth costs; a dear model drafts less."""

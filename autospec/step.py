@@ -260,11 +260,17 @@ class StepRecords:
     def __init__(self, num_proposers: int, k_max: int) -> None:
         self._shape = (num_proposers, k_max)
         self._free: dict[int, list[StepRecord]] = {}
+        self._n = -1  # the number of requests that was asked for last
+        self._same: list[StepRecord] = []
 
     def take(self, n: int, standing: Standing) -> StepRecord:
         """One for a step of ``n`` requests."""
-        free = self._free.get(n)
-        record = free.pop() if free else StepRecord(n, *self._shape)
+        if n != self._n:
+            self._n, self._same = n, self._free.pop(n, [])
+            self._free[n] = self._same
+            if len(self._free) > _SIZES_KEPT:
+                del self._free[next(iter(self._free))]
+        record = self._same.pop() if self._same else StepRecord(n, *self._shape)
         record.refer_to(standing)
         return record
 
@@ -272,11 +278,9 @@ class StepRecords:
         """The step is over, or will never be."""
         record.plan_id = NOT_PLANNED
         record.view = None
-        same = self._free.pop(record.n, [])
-        same.append(record)
-        self._free[record.n] = same
-        if len(self._free) > _SIZES_KEPT:
-            del self._free[next(iter(self._free))]
+        same = self._free.get(record.n)
+        if same is not None:
+            same.append(record)
 
 
 @compiled_brief
@@ -494,18 +498,31 @@ def look_again(step: Step, confidence: Float32Array) -> int:
 
 
 @compiled_brief
-def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool]:
+def _make_sense(draft_seconds: Float64Array, step_seconds: float) -> bool:
+    """Whether seconds of drafting [p] can be a part of a step's."""
+    total = 0.0
+    for p in range(draft_seconds.shape[0]):
+        if draft_seconds[p] < 0.0:
+            return False
+        total += draft_seconds[p]
+    return total < step_seconds
+
+
+@compiled_brief
+def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool]:
     """Clean a step's result, count it, learn acceptance and, if it teaches that, cost; sum it up.
 
     Counts are forced into 0 <= accepted <= verified <= drafted. A probe teaches as if it had been
     trimmed. Returns (tokens paid for, sudden changes of acceptance noticed, whether cost has
-    changed for good, whether the guard turns speculation off).
+    changed for good, whether the guard turns speculation off, whether the seconds of drafting are
+    told apart and make sense).
     """
     (
         verified, accepted, committed, matched, draft_seconds, seconds, plain_seconds,
         predicted_seconds, context_tokens, is_trimmed, is_probe, is_speculative, is_told_apart,
         is_timed, teaches_seconds, has_clocks, has_guard,
     ) = observed  # fmt: skip
+    is_told_apart = is_told_apart and _make_sense(draft_seconds, seconds)
     arrays, standing = step.arrays, step.standing
     slots, known, drafted, kept = arrays.slots, arrays.known, arrays.drafted, arrays.kept
     handles, proposer = arrays.handles, arrays.proposer
@@ -581,4 +598,4 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool]:
         note_worth(watch.worth, total, plain)
         if has_guard and is_speculative and total_verified > 0:
             is_loss = note_speculative(watch.guard, arrays.octave, total, plain)
-    return paid, drifts, surprised, is_loss
+    return paid, drifts, surprised, is_loss, is_told_apart

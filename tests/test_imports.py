@@ -37,6 +37,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("config", "rows", "expectation"),
     ("step",),
     ("fused", "probing"),
+    ("rails",),
+    ("stepwise",),
     ("estimators", "outlook"),
     ("warmup", "saving"),
     ("controller",),

@@ -80,7 +80,6 @@ class Goodput(Policy[GoodputOptions]):
         self._gate = OfferGate(self.lookup)
         self._appended = Appended(proposers)
         self._kept = KeptShare(~self.lookup & (self._appended.arrays.head_k == 0))
-        self._no_times = np.zeros(len(proposers))
         self._gross, self._gross_rows = np.zeros((len(proposers), 0)), np.zeros(1, dtype=np.int64)
         self._make(0, 0, StepCost(proposers, _NO_ENGINE))
 
@@ -93,7 +92,7 @@ class Goodput(Policy[GoodputOptions]):
         decide_step(
             self._memory, view.hazards, view.limits, view.stale_tokens, view.workloads,
             octave_of(n), view.context_tokens, view.plain_seconds, self._weigh(view),
-            float(view.cost.trusted_tokens(n) - n),
+            view.cost.spare_tokens(n),
         )  # fmt: skip
         return Decision(self._room.best.proposer[:n], self._room.best.k[:n])
 
@@ -114,7 +113,8 @@ class Goodput(Policy[GoodputOptions]):
             outcome.asked, outcome.kept, outcome.verified, outcome.accepted, outcome.committed,
             outcome.matched, outcome.step_seconds,
             0.0 if outcome.has_prefill else outcome.plain_seconds,
-            self._no_times if draft_seconds is None else draft_seconds, draft_seconds is not None,
+            self._cost.no_times if draft_seconds is None else draft_seconds,
+            draft_seconds is not None,
         )  # fmt: skip
         if learned == NEW_WORKLOAD:
             self._rate.grow(outcome.workloads)

@@ -85,7 +85,7 @@ class FakeEngine:
         policy = self.steering.pilot.controller.policy
         policy.decide = self.decide  # type: ignore[method-assign]
         policy.program = lambda *_: None  # type: ignore[method-assign]
-        self.steering.pilot.controller._probes = None
+        self.steering.pilot.controller._rails.probes = None
 
     def get_request_counts(self) -> tuple[int, int]:
         return len(self.running), 0

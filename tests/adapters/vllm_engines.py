@@ -320,8 +320,8 @@ def decide_with(pilot: Pilot, decide: Callable[[View], Decision]) -> None:
     policy = pilot.controller.policy
     policy.decide = decide  # type: ignore[assignment, method-assign]
     policy.program = lambda *_: None  # type: ignore[method-assign]
-    pilot.controller._probes = None
-    pilot.controller._guard = None
+    pilot.controller._rails.probes = None
+    pilot.controller._rails.guard = None
 
 
 def random_decisions(pilot: Pilot, seed: int = 0) -> None:
