@@ -23,21 +23,3 @@ def checked(
     if array.dtype is dtype and array.flags.c_contiguous:
         return array
     return np.ascontiguousarray(array, dtype=dtype)
-
-
-def clipped_int16(array: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[np.int16]:
-    """``checked`` for numbers that may be larger than an int16 holds."""
-    if array.dtype is not INT16:
-        array = np.clip(array, 0, np.iinfo(np.int16).max)
-    return checked(array, INT16, shape, name)
-
-
-def checked_or(
-    array: NDArray[Any] | None,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    name: str,
-    default: NDArray[Any],
-) -> NDArray[Any]:
-    """``checked``, or the default where there is no array."""
-    return default if array is None else checked(array, dtype, shape, name)

@@ -13,16 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autospec import acceptance, cost
-from autospec.arrays import (
-    FLOAT32,
-    FLOAT64,
-    INT16,
-    INT32,
-    INT64,
-    checked,
-    checked_or,
-    clipped_int16,
-)
+from autospec.arrays import FLOAT32, FLOAT64, INT16, checked
 from autospec.config import Settings
 from autospec.cost import StepLoad
 from autospec.counts import TokenCounts
@@ -50,7 +41,6 @@ from autospec.records import (
 from autospec.rows import UNKNOWN_SLOT, RequestRows
 from autospec.saving import Saving
 from autospec.step import (
-    Offered,
     Planned,
     Standing,
     StepRecord,
@@ -296,7 +286,8 @@ class Controller:
 
     def _plan(self, plan_id: int, record: StepRecord, batch: BatchState) -> Plan:
         n = record.n
-        rails, offered = self._rails, self._offered(batch, record)
+        rails = self._rails
+        offered = record.offered(batch, self._most_at(n) if self._caps else self._most)
         record.waiting = batch.waiting_requests
         record.is_trimmed = False
         record.arm = NO_ARM
@@ -307,7 +298,7 @@ class Controller:
         planned = _NOT_YET
         if program is not None:
             planned = self._fused.plan(
-                record.reference, program, *offered, self.cost.spare_tokens(n),
+                record.reference, program, *offered, self.cost.most_tokens,
                 rails.probes is not None, rails.guard is not None, proposer, k,
             )  # fmt: skip
         if not planned[0]:
@@ -335,28 +326,6 @@ class Controller:
         record.is_as_planned = True
         seconds = predicted if is_known else None
         return Plan(plan_id, offered[0], proposer, k, k, mode, seconds, expected)
-
-    def _offered(self, batch: BatchState, record: StepRecord) -> Offered:
-        """What the batch offers, made safe for kernels."""
-        n, p, k_max = record.n, len(self.proposers), self.k_max
-        nothing, room = record.nothing, batch.room
-        if batch.stale_tokens is not None:
-            record.arrays.stale[:] = batch.stale_tokens
-        elif record.has_stale:
-            record.arrays.stale[:] = 0.0
-        record.has_stale = batch.stale_tokens is not None
-        return (
-            checked(batch.handles, INT64, (n,), "handles"),
-            checked(batch.context_tokens, INT32, (n,), "context_tokens"),
-            checked_or(batch.last_tokens, INT32, (n,), "last_tokens", nothing.last_tokens),
-            nothing.room if room is None else clipped_int16(room, (n,), "room"),
-            self._most_at(n) if self._caps else self._most,
-            checked_or(batch.offer_lengths, INT16, (p, n), "offer_lengths", nothing.lengths),
-            checked_or(
-                batch.offer_confidence, FLOAT32, (p, n, k_max), "offer_confidence",
-                nothing.confidence,
-            ),
-        )  # fmt: skip
 
     def _most_at(self, requests: int) -> Int16Array:
         """The most tokens each proposer may draft [p], under the cap tuned for this load."""
@@ -421,17 +390,19 @@ class Controller:
         is_routine = is_timed and n > 0 and not has_prefill and self.cost.is_settled
         record.refer_to(self._standing)
         arrays = record.arrays
-        matched = checked_or(result.matched, INT16, (p, n), "matched", arrays.unmatched)
+        matched, times = arrays.unmatched, self.cost.no_times
+        if result.matched is not None:
+            matched = checked(result.matched, INT16, (p, n), "matched")
+        if draft_seconds is not None:
+            times = checked(draft_seconds, FLOAT64, (p,), "draft_seconds")
         observed = (
             checked(result.verified, INT16, (n,), "verified"),
             checked(result.accepted, INT16, (n,), "accepted"),
             checked(result.committed, INT16, (n,), "committed"),
-            matched,
-            checked_or(draft_seconds, FLOAT64, (p,), "draft_seconds", self.cost.no_times),
-            step_seconds, 0.0 if has_prefill else record.plain_seconds, record.predicted_seconds,
-            record.context_tokens, record.is_trimmed, plan.mode == "probe",
-            plan.mode == "speculate", draft_seconds is not None, is_timed, is_routine,
-            rails.probes is not None, rails.guard is not None,
+            matched, times, step_seconds, 0.0 if has_prefill else record.plain_seconds,
+            record.predicted_seconds, record.context_tokens, record.is_trimmed,
+            plan.mode == "probe", plan.mode == "speculate", draft_seconds is not None, is_timed,
+            is_routine, rails.probes is not None, rails.guard is not None,
         )  # fmt: skip
         program, said = self._program(n), NEW_WORKLOAD
         if program is not None:

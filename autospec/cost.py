@@ -209,6 +209,12 @@ def tokens_to_pay(
     return round_up(total, captured) if shape == STEPPED and total > 0 else total
 
 
+@compiled_brief
+def tokens_to_trust(requests: int, most_tokens: float) -> float:
+    """``StepCost.trusted_tokens`` in kernels, where an engine has taken ``most_tokens``."""
+    return max(float(requests + _FIRST_TOKENS), _TRUST * most_tokens)
+
+
 @compiled
 def _solve(
     gram: Float64Array,
@@ -511,9 +517,8 @@ class StepCost:
         self._reference_step = np.zeros(4)
         self._first_steps: list[tuple[float, float, float]] = []
         self._is_early = True
-        self._is_loaded = False
-        self.most_tokens = 0
-        """The most that the engine has taken in one step."""
+        self.most_tokens = 0.0
+        """The most that the engine has taken in one step; infinite where a profile knows it."""
         self.no_times: Float64Array = np.zeros(len(proposers))
         """Those of drafting, where they are not told apart from the step's."""
 
@@ -560,7 +565,7 @@ class StepCost:
     def _note_tokens(self, tokens: int) -> None:
         """The engine takes as many; a step that prefills shows it as well."""
         if tokens > self.most_tokens:
-            self.most_tokens = tokens
+            self.most_tokens = float(tokens)
 
     def verify_seconds(
         self, tokens: int, requests: int, context_tokens: int, speculating: bool
@@ -597,13 +602,7 @@ class StepCost:
 
         Whoever asks a new engine for more may pay many times what it takes to learn the price.
         """
-        if self._is_loaded:
-            return math.inf
-        return max(requests + _FIRST_TOKENS, _TRUST * self.most_tokens)
-
-    def spare_tokens(self, requests: int) -> float:
-        """How many draft tokens of a step are trusted."""
-        return float(self.trusted_tokens(requests) - requests)
+        return float(tokens_to_trust(requests, self.most_tokens))
 
     @property
     def relative_error(self) -> float:
@@ -622,7 +621,7 @@ class StepCost:
         arrays.moment[:] = arrays.cell_moment.sum(axis=0)
         seconds, tokens, context, count = statistics["reference"]
         if count > 0:
-            self._is_loaded = True
+            self.most_tokens = math.inf
             self._is_early = False
             self._set_prior(seconds / count, tokens / count, context / count)
             self._settle(500)

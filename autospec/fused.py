@@ -37,7 +37,7 @@ def plan_fused(
     most: Int16Array,
     offers: Int16Array,
     confidence: Float32Array,
-    spare_tokens: float,
+    most_tokens: float,
     has_clocks: bool,
     has_guard: bool,
     proposer: Int16Array,
@@ -62,7 +62,7 @@ def plan_fused(
     arrays, best = step.arrays, program.room.best
     decide_step(
         program, arrays.hazards, arrays.limits, arrays.stale, arrays.workloads, octave, context,
-        plain_seconds, 0.0, spare_tokens,
+        plain_seconds, 0.0, most_tokens,
     )  # fmt: skip
     expected, verified, switches, seconds, has_models = bound_decision(
         step, best.proposer, best.k, context, plain_seconds, False, has_clocks, proposer, k

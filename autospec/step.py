@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autospec.arrays import FLOAT32, INT16, INT32, INT64, checked
 from autospec.compiled import by_reference, compiled_brief
 from autospec.cost import (
     GROSSLY_CHEAPER,
@@ -34,6 +35,7 @@ from autospec.octave import octave_of
 from autospec.policy.base import NO_ARM, View
 from autospec.probe import ClockArrays, note_arms, repeat_probe, restart_clocks
 from autospec.records import (
+    BatchState,
     Float32Array,
     Float64Array,
     Int16Array,
@@ -242,6 +244,36 @@ class StepRecord:
             catch_up=models[2],
         )
         self._arrays = by_reference(self.arrays)
+
+    def offered(self, batch: BatchState, most: Int16Array) -> Offered:
+        """What the batch offers where proposers may draft ``most`` [p], made safe for kernels."""
+        nothing, of_each, of_offers = self.nothing, (self.n,), self.nothing.lengths.shape
+        last_tokens, room = batch.last_tokens, batch.room
+        lengths, confidence = batch.offer_lengths, batch.offer_confidence
+        if batch.stale_tokens is not None:
+            self.arrays.stale[:] = batch.stale_tokens
+        elif self.has_stale:
+            self.arrays.stale[:] = 0.0
+        self.has_stale = batch.stale_tokens is not None
+        if last_tokens is None:
+            last_tokens = nothing.last_tokens
+        if room is None:
+            room = nothing.room
+        elif room.dtype is not INT16:
+            room = np.clip(room, 0, np.iinfo(np.int16).max)
+        if lengths is None:
+            lengths = nothing.lengths
+        if confidence is None:
+            confidence = nothing.confidence
+        return (
+            checked(batch.handles, INT64, of_each, "handles"),
+            checked(batch.context_tokens, INT32, of_each, "context_tokens"),
+            checked(last_tokens, INT32, of_each, "last_tokens"),
+            checked(room, INT16, of_each, "room"),
+            most,
+            checked(lengths, INT16, of_offers, "offer_lengths"),
+            checked(confidence, FLOAT32, nothing.confidence.shape, "offer_confidence"),
+        )
 
     def refer_to(self, standing: Standing) -> None:
         """Work on this from now on; ``reference`` is how kernels take the step."""

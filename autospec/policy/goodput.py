@@ -92,7 +92,7 @@ class Goodput(Policy[GoodputOptions]):
         decide_step(
             self._memory, view.hazards, view.limits, view.stale_tokens, view.workloads,
             octave_of(n), view.context_tokens, view.plain_seconds, self._weigh(view),
-            view.cost.spare_tokens(n),
+            view.cost.most_tokens,
         )  # fmt: skip
         return Decision(self._room.best.proposer[:n], self._room.best.k[:n])
 

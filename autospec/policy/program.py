@@ -18,7 +18,15 @@ from autospec.allocation import (
     weigh,
 )
 from autospec.compiled import compiled_brief
-from autospec.cost import CONTEXT, KNOTS, SLOPES, SPECULATING, CostArrays, forward_seconds
+from autospec.cost import (
+    CONTEXT,
+    KNOTS,
+    SLOPES,
+    SPECULATING,
+    CostArrays,
+    forward_seconds,
+    tokens_to_trust,
+)
 from autospec.policy.appended import (
     AppendedArrays,
     appended_gains,
@@ -90,9 +98,10 @@ def decide_step(
     context_tokens: int,
     plain_seconds: float,
     urgency: float,
-    spare_tokens: float,
+    most_tokens: float,
 ) -> None:
-    """The allocation of a step of requests [n], at most ``spare_tokens`` draft tokens in all."""
+    """The allocation of a step of requests [n], as far as its price can be told by the
+    ``most_tokens`` that the engine has taken."""
     setting = Setting(memory.objective, octave, context_tokens, plain_seconds, urgency)
     hysteresis, catch_up_steps = memory.hysteresis, memory.catch_up_steps
     n, num_proposers, positions = hazards.shape
@@ -105,6 +114,7 @@ def decide_step(
     best = memory.room.best
     _allocate(memory, setting, hazards, limits, workloads, draft, share, True, hysteresis)
     k = best.k
+    spare_tokens = tokens_to_trust(n, most_tokens) - n
     drafted = 0
     for i in range(n):
         drafted += k[i]
