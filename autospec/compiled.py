@@ -17,8 +17,10 @@ from numba.extending import (
     lower_getattr_generic,
     models,
     register_model,
+    typeof_impl,
     unbox,
 )
+from numpy.typing import NDArray
 
 F = TypeVar("F", bound=Callable[..., object])
 Record = TypeVar("Record", bound=tuple[Any, ...])
@@ -70,19 +72,28 @@ class _Referred(types.Type):
         super().__init__(name=f"Referred({fields})")
 
 
-class _Reference:
-    """What Python holds of a record by reference; it keeps the record alive."""
+class _Reference(int):
+    """What Python holds of a record by reference, its address; it keeps the record alive."""
 
-    __slots__ = ("_numba_type_", "_record", "_words", "address")
+    _record: tuple[Any, ...]
+    _words: NDArray[np.int64]
+    _numba_type_: _Referred
 
-    def __init__(self, record: tuple[Any, ...], numba_type: _Referred, words: list[int]) -> None:
-        self._record = record
-        self._words = np.array(words, dtype=np.int64)
-        self._numba_type_ = numba_type
-        self.address: int = self._words.ctypes.data
+    def __new__(
+        cls, record: tuple[Any, ...], numba_type: _Referred, words: list[int]
+    ) -> _Reference:
+        array = np.array(words, dtype=np.int64)
+        reference = super().__new__(cls, array.ctypes.data)
+        reference._record, reference._words, reference._numba_type_ = record, array, numba_type
+        return reference
 
     def __reduce__(self) -> str:
         raise TypeError("a record by reference cannot be copied: its address would stay the same")
+
+
+@typeof_impl.register(_Reference)
+def _type_of(reference: _Reference, context: object) -> _Referred:
+    return reference._numba_type_
 
 
 def by_reference(record: Record) -> Record:
@@ -102,7 +113,7 @@ def by_reference(record: Record) -> Record:
                 raise ValueError(f"{name} is not contiguous")
             words += [value.ctypes.data, *value.shape]
         elif isinstance(value, _Reference):
-            words.append(value.address)
+            words.append(int(value))
         elif isinstance(value, float):
             words += struct.unpack("q", struct.pack("d", value))
         else:
@@ -115,12 +126,7 @@ register_model(_Referred)(models.OpaqueModel)
 
 @unbox(_Referred)  # type: ignore[untyped-decorator]
 def _unbox(numba_type: Any, reference: Any, c: Any) -> NativeValue:
-    number = c.pyapi.object_getattr_string(reference, "address")
-    address = c.pyapi.long_as_longlong(number)
-    c.pyapi.decref(number)
-    return NativeValue(
-        c.builder.inttoptr(address, cgutils.voidptr_t), is_error=c.pyapi.c_api_error()
-    )
+    return NativeValue(c.builder.inttoptr(c.pyapi.long_as_longlong(reference), cgutils.voidptr_t))
 
 
 @infer_getattr

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from autospec.records import Float32Array, Int16Array, Int32Array, ProposerInfo
 
@@ -51,6 +52,18 @@ class LookupProposer(Protocol):
 
     def memory_bytes(self) -> int:
         """Bytes held now, and for ever at this number of slots and capacity."""
+        ...
+
+
+@runtime_checkable
+class BindableLookup(Protocol):
+    """A lookup that drafts for the same arrays again and again in a fraction of the time."""
+
+    def bind(self, history: History, slots: Int32Array, out: Drafts) -> Callable[[], None]:
+        """``propose`` with these very arguments, whose arrays are filled anew before every call.
+
+        Raises InputError when they do not fit; what is returned does when slots do not.
+        """
         ...
 
 

@@ -102,6 +102,14 @@ def check_drafts(name: str, slots: Int32Array, out: Drafts) -> None:
         )
 
 
+def bad_slots(name: str, refused: int, history: History, slots: Int32Array) -> InputError:
+    """What to raise when ``refused`` of the slots are not in the history."""
+    return InputError(
+        f"proposer {name}: {refused} of the slots {slots.tolist()} are outside "
+        f"the history's 0..{history.tokens.shape[0] - 1}"
+    )
+
+
 def check_slot(name: str, slots: int, slot: int) -> None:
     """Refuse a slot outside the index."""
     if not 0 <= slot < slots:

@@ -7,15 +7,17 @@ whatever the length of the history.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import exp, log2
+from typing import NamedTuple
 
 import numpy as np
 
-from autospec.compiled import compiled, compiled_brief
-from autospec.errors import InputError
+from autospec.compiled import by_reference, compiled, compiled_brief, prepared
 from autospec.proposers.base import Drafts, History
 from autospec.proposers.index import (
     Checked,
+    bad_slots,
     check_match,
     check_positive,
     check_slot,
@@ -63,11 +65,15 @@ def _propose(
     max_k: int,
     heads: Int32Array,
     indexed: Int32Array,
+    sureness: Float32Array,
     out_tokens: Int32Array,
     out_lengths: Int16Array,
     out_confidence: Float32Array,
 ) -> int:
-    """Catch up and draft for every row; returns how many slots were out of range."""
+    """Catch up and draft for every row; returns how many slots were out of range.
+
+    ``sureness`` is the confidence by number of tokens that agree.
+    """
     orders = heads.shape[1]
     k = min(max_k, out_tokens.shape[1])
     refused = 0
@@ -103,9 +109,33 @@ def _propose(
                 out_tokens[row, depth] = tokens[slot, source + depth]
             else:
                 out_tokens[row, depth] = out_tokens[row, depth - distance]
-            out_confidence[row, depth] = confidence(match, depth)
+            out_confidence[row, depth] = sureness[match + depth]
         out_lengths[row] = k
     return refused
+
+
+class _Arguments(NamedTuple):
+    """Those of ``_propose``, by reference."""
+
+    tokens: Int32Array
+    lengths: Int32Array
+    slots: Int32Array
+    min_match: int
+    max_k: int
+    heads: Int32Array
+    indexed: Int32Array
+    sureness: Float32Array
+    out_tokens: Int32Array
+    out_lengths: Int16Array
+    out_confidence: Float32Array
+
+
+@compiled_brief
+def _propose_bound(of: _Arguments) -> int:
+    return _propose(
+        of.tokens, of.lengths, of.slots, of.min_match, of.max_k, of.heads, of.indexed,
+        of.sureness, of.out_tokens, of.out_lengths, of.out_confidence,
+    )  # fmt: skip
 
 
 class NgramProposer:
@@ -139,6 +169,10 @@ class NgramProposer:
         shape = (slots, max_match - min_match + 1, table_size(2 * capacity))
         self._heads = np.zeros(shape, np.int32)
         self._indexed = np.zeros(slots, np.int32)
+        self._sureness = np.array(
+            [0.0, *(confidence(1, others) for others in range(EVIDENCE_LIMIT + max_k - 1))],
+            dtype=np.float32,
+        )
         self._checked = Checked(name, slots, capacity)
         self._warm()
 
@@ -147,7 +181,11 @@ class NgramProposer:
         drafts = Drafts(
             np.zeros((1, 1), np.int32), np.zeros(1, np.int16), np.zeros((1, 1), np.float32)
         )
-        self.propose(history, np.zeros(1, np.int32), drafts)
+        slots = np.zeros(1, np.int32)
+        self.propose(history, slots, drafts)
+        arguments = self._arguments(history, slots, drafts)
+        _propose_bound(arguments)
+        self._propose_bound = prepared(_propose_bound, arguments)
 
     def reset(self, slot: int) -> None:
         """Forget the slot's last request; a new one starts there."""
@@ -169,15 +207,36 @@ class NgramProposer:
             self.info.max_k,
             self._heads,
             self._indexed,
+            self._sureness,
             out.tokens,
             out.lengths,
             out.confidence,
         )
         if refused:
-            raise InputError(
-                f"proposer {self.info.name}: {refused} of the slots {slots.tolist()} are outside "
-                f"the history's 0..{history.tokens.shape[0] - 1}"
+            raise bad_slots(self.info.name, refused, history, slots)
+
+    def bind(self, history: History, slots: Int32Array, out: Drafts) -> Callable[[], None]:
+        """``propose`` with these very arguments; see ``BindableLookup``."""
+        self._checked.require(history, slots, out)
+        name, kernel, arguments = (
+            self.info.name, self._propose_bound, self._arguments(history, slots, out),
+        )  # fmt: skip
+
+        def propose() -> None:
+            refused = kernel(arguments)
+            if refused:
+                raise bad_slots(name, refused, history, slots)
+
+        return propose
+
+    def _arguments(self, history: History, slots: Int32Array, out: Drafts) -> _Arguments:
+        return by_reference(
+            _Arguments(
+                history.tokens, history.lengths, slots, self._min_match, self.info.max_k,
+                self._heads, self._indexed, self._sureness, out.tokens, out.lengths,
+                out.confidence,
             )
+        )  # fmt: skip
 
     def retire(self, history: History, slot: int) -> None:
         """Nothing is kept across requests."""

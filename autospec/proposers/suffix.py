@@ -11,15 +11,18 @@ loops are capped, so no text is slow.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import exp, log2
+from typing import NamedTuple
 
 import numpy as np
 
-from autospec.compiled import compiled, compiled_brief
+from autospec.compiled import by_reference, compiled, compiled_brief, prepared
 from autospec.errors import InputError
 from autospec.proposers.base import Drafts, History
 from autospec.proposers.index import (
     Checked,
+    bad_slots,
     check_arrays,
     check_match,
     check_positive,
@@ -234,6 +237,39 @@ def _propose(
     return refused
 
 
+class _Arguments(NamedTuple):
+    """Those of ``_propose`` that last, by reference."""
+
+    tokens: Int32Array
+    lengths: Int32Array
+    slots: Int32Array
+    min_match: int
+    max_match: int
+    max_k: int
+    max_walk: int
+    heads: Int32Array
+    links: Int32Array
+    indexed: Int32Array
+    cache: Int32Array
+    cache_heads: Int64Array
+    cache_links: Int32Array
+    matches: Int64Array
+    ranks: Int64Array
+    sources: Int64Array
+    out_tokens: Int32Array
+    out_lengths: Int16Array
+    out_confidence: Float32Array
+
+
+@compiled_brief
+def _propose_bound(of: _Arguments, cached: int) -> int:
+    return _propose(
+        of.tokens, of.lengths, of.slots, 0, of.min_match, of.max_match, of.max_k, of.max_walk,
+        of.heads, of.links, of.indexed, of.cache, of.cache_heads, of.cache_links, cached,
+        of.matches, of.ranks, of.sources, of.out_tokens, of.out_lengths, of.out_confidence,
+    )  # fmt: skip
+
+
 @compiled
 def _retire(
     tokens: Int32Array,
@@ -327,7 +363,11 @@ class SuffixProposer:
         drafts = Drafts(
             np.zeros((1, 1), np.int32), np.zeros(1, np.int16), np.zeros((1, 1), np.float32)
         )
-        self.propose(history, np.zeros(1, np.int32), drafts)
+        slots = np.zeros(1, np.int32)
+        self.propose(history, slots, drafts)
+        arguments = self._arguments(history, slots, drafts)
+        _propose_bound(arguments, 0)
+        self._propose_bound = prepared(_propose_bound, arguments, 0)
         _retire(
             history.tokens,
             0,
@@ -376,10 +416,29 @@ class SuffixProposer:
             out.confidence,
         )
         if refused:
-            raise InputError(
-                f"proposer {self.info.name}: {refused} of the slots {slots.tolist()} are outside "
-                f"the history's 0..{history.tokens.shape[0] - 1}"
+            raise bad_slots(self.info.name, refused, history, slots)
+
+    def bind(self, history: History, slots: Int32Array, out: Drafts) -> Callable[[], None]:
+        """``propose`` with these very arguments; see ``BindableLookup``."""
+        self._checked.require(history, slots, out)
+        kernel, arguments = self._propose_bound, self._arguments(history, slots, out)
+
+        def propose() -> None:
+            refused = kernel(arguments, self._cached)
+            if refused:
+                raise bad_slots(self.info.name, refused, history, slots)
+
+        return propose
+
+    def _arguments(self, history: History, slots: Int32Array, out: Drafts) -> _Arguments:
+        return by_reference(
+            _Arguments(
+                history.tokens, history.lengths, slots, self._min_match, self._max_match,
+                self.info.max_k, self._max_walk, self._heads, self._links, self._indexed,
+                self._cache, self._cache_heads, self._cache_links, self._matches, self._ranks,
+                self._sources, out.tokens, out.lengths, out.confidence,
             )
+        )  # fmt: skip
 
     def retire(self, history: History, slot: int) -> None:
         """The request in ``slot`` ended well: its tokens enter the cache, if there is one."""

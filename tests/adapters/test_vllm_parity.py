@@ -168,7 +168,7 @@ def test_faults_leave_the_engine_running(
             pilot.plan = fail  # type: ignore[method-assign]
         elif place == "offer":
             for lookup in pilot.lookups:
-                lookup.propose = fail  # type: ignore[method-assign]
+                lookup.propose = lookup.bind = fail  # type: ignore[attr-defined,method-assign]
         else:
             pilot.observe = fail  # type: ignore[method-assign]
         assert generate(llm, TEXTS) == plain

@@ -28,37 +28,14 @@ def step_arrays(requests: int) -> StepArrays:
 
 
 def add(seats: Seats, arrays: StepArrays, *added: list[int]) -> None:
-    counts = [len(each) for each in added]
-    add_tokens(
-        seats.known,
-        seats.history.tokens,
-        seats.history.lengths,
-        arrays.seats,
-        arrays.handles,
-        np.array([*counts, *chain(*added)], dtype=np.int32),
-        arrays.offered,
-        arrays.offer_lengths,
-        arrays.committed,
-        arrays.accepted,
-        arrays.matched,
-    )
+    tokens = [*(len(each) for each in added), *chain(*added)]
+    arrays.counts_and_tokens[: len(tokens)] = tokens
+    add_tokens(seats.reference, arrays.reference)
 
 
 def text(seats: Seats, seat: int) -> list[int]:
     found: NDArray[np.int32] = seats.history.tokens[seat, : seats.history.lengths[seat]]
     return [int(token) for token in found]
-
-
-def describe_in(seats: Seats, arrays: StepArrays) -> None:
-    describe(
-        seats.known,
-        arrays.seats,
-        arrays.handles,
-        arrays.context_tokens,
-        arrays.last_tokens,
-        arrays.room,
-        arrays.offer_lengths,
-    )
 
 
 def test_a_seat_is_given_once_and_given_back() -> None:
@@ -76,7 +53,7 @@ def test_a_plan_is_told_of_the_seated() -> None:
     arrays = step_arrays(2)
     arrays.seats[:] = [seats.take(7, PROMPT, 3, 10), seats.take(8, [9], 1, 1 << 20)]
     arrays.offer_lengths[:] = 3
-    describe_in(seats, arrays)
+    describe(seats.reference, arrays.reference)
     assert arrays.handles.tolist() == [7, 8]
     assert arrays.context_tokens.tolist() == [3, 1]
     assert arrays.last_tokens.tolist() == [3, 9]
@@ -88,7 +65,7 @@ def test_a_step_adds_its_tokens_and_says_which_offers_were_right() -> None:
     seats = Seats(3, 6)
     arrays = step_arrays(3)
     arrays.seats[:] = [seats.take(10 + each, PROMPT, 3, 10) for each in range(3)]
-    describe_in(seats, arrays)
+    describe(seats.reference, arrays.reference)
     arrays.offer_lengths[:] = [[3, 4, 0], [2, 0, 2]]
     arrays.offered[0, 0, :3] = [4, 5, 9]
     arrays.offered[0, 1, :4] = [6, 7, 7, 7]
@@ -110,7 +87,7 @@ def test_a_text_that_grows_too_long_is_dropped_but_counted() -> None:
     seats = Seats(2, 4)
     arrays = step_arrays(2)
     arrays.seats[:] = [seats.take(7, PROMPT, 3, 10), seats.take(8, [0] * 5, 5, 10)]
-    describe_in(seats, arrays)
+    describe(seats.reference, arrays.reference)
     add(seats, arrays, [4], [4])
     assert [text(seats, seat) for seat in arrays.seats.tolist()] == [[*PROMPT, 4], []]
     add(seats, arrays, [5], [5])
@@ -123,7 +100,7 @@ def test_tokens_of_a_request_that_has_left_are_not_given_to_the_next_one() -> No
     arrays = step_arrays(1)
     seat = seats.take(7, PROMPT, 3, 10)
     arrays.seats[:] = seat
-    describe_in(seats, arrays)
+    describe(seats.reference, arrays.reference)
     seats.leave(seat)
     seats.take(8, [9], 1, 10)
     add(seats, arrays, [4])
@@ -132,11 +109,12 @@ def test_tokens_of_a_request_that_has_left_are_not_given_to_the_next_one() -> No
 
 
 def test_drafts_are_those_of_the_planned_lookups_and_zeros_for_the_others() -> None:
-    offered = np.arange(3 * 3 * K, dtype=np.int32).reshape(3, 3, K)
-    drafts = np.full(3 * K, -1, dtype=np.int32)
+    arrays = StepMemory(3, LOOKUPS + 1, LOOKUPS, K, has_model=True).of(3)
+    arrays.offered[:] = np.arange(3 * 3 * K).reshape(3, 3, K)
+    arrays.drafts[:] = -1
     proposer, k = np.array([1, -1, 2], dtype=np.int16), np.array([2, 0, 3], dtype=np.int16)
-    assert take_drafts(proposer, k, 2, offered, drafts) == 5
-    assert drafts[:5].tolist() == [*offered[1, 0, :2].tolist(), 0, 0, 0]
+    assert take_drafts(arrays.reference, proposer, k) == 5
+    assert arrays.drafts[:5].tolist() == [*arrays.offered[1, 0, :2].tolist(), 0, 0, 0]
 
 
 def test_arrays_of_steps_of_any_size_share_their_memory() -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -18,13 +19,14 @@ from autospec.adapters.vllm.labels import RequestLabels
 from autospec.adapters.vllm.options import AdapterOptions
 from autospec.adapters.vllm.seats import NO_SEAT, Seats, add_tokens, describe, take_drafts
 from autospec.adapters.vllm.step_arrays import StepArrays, StepMemory
+from autospec.compiled import prepared
 from autospec.config import Settings
 from autospec.controller import Controller
 from autospec.errors import ProfileError
 from autospec.journal import open_journal
 from autospec.metrics import Metrics
 from autospec.profile import Identity, load_profile
-from autospec.proposers.base import LookupProposer
+from autospec.proposers.base import BindableLookup, LookupProposer
 from autospec.proposers.settings import make_lookup, untuned_lookups
 from autospec.records import (
     EngineInfo,
@@ -194,15 +196,7 @@ class Pilot:
         memory = self._idle.pop() if self._idle else self._new_memory()
         arrays = memory.of(len(rows))
         arrays.seat_list[:] = array("i", [tracked.seat for tracked in rows])
-        describe(
-            self._seats.known,
-            arrays.seats,
-            arrays.handles,
-            arrays.context_tokens,
-            arrays.last_tokens,
-            arrays.room,
-            arrays.offer_lengths,
-        )
+        self._describe(self._seats.reference, arrays.reference)
         if self.lookups:
             self._offer(arrays)
         if self.model >= 0:
@@ -214,7 +208,7 @@ class Pilot:
         if plan.mode == "fallback":
             self._idle.append(memory)
             return None
-        total = take_drafts(plan.proposer, plan.k, len(self.lookups), arrays.offered, arrays.drafts)
+        total = self._take_drafts(arrays.reference, plan.proposer, plan.k)
         return StepPlan(plan, rows, _split(arrays.drafts, plan.k, total), total, arrays)
 
     def drafted(self, step: StepPlan, drafted: Int16Array) -> None:
@@ -243,19 +237,7 @@ class Pilot:
         arrays.added_list[: len(added)] = added
         for tracked, count in zip(step.rows, counts, strict=True):
             tracked.count += count
-        add_tokens(
-            self._seats.known,
-            self._seats.history.tokens,
-            self._seats.history.lengths,
-            arrays.seats,
-            arrays.handles,
-            arrays.counts_and_tokens,
-            arrays.offered,
-            arrays.offer_lengths,
-            arrays.committed,
-            arrays.accepted,
-            arrays.matched,
-        )
+        self._add_tokens(self._seats.reference, arrays.reference)
         seconds = None
         if draft_seconds is not None and self.model >= 0:
             seconds = np.zeros(arrays.matched.shape[0])
@@ -279,16 +261,27 @@ class Pilot:
     def _offer(self, arrays: StepArrays) -> None:
         """What the lookups draft; those that failed or are not asked offer nothing."""
         wanted = self.controller.wants_offers().tolist()
-        for index, lookup in enumerate(self.lookups):
+        for index, propose in enumerate(arrays.proposals):
             if not wanted[index] or index in self._failed:
                 continue
             try:
-                lookup.propose(self._seats.history, arrays.seats, arrays.offers[index])
+                if propose is None:
+                    propose = arrays.proposals[index] = self._proposal(arrays, index)
+                propose()
             except Exception as error:
                 self._failed.add(index)
                 arrays.offer_lengths[index] = 0
                 self.metrics.add_fallback("lookup")
-                log.error("lookup %s failed and is left out", lookup.info.name, exc_info=error)
+                name = self.lookups[index].info.name
+                log.error("lookup %s failed and is left out", name, exc_info=error)
+
+    def _proposal(self, arrays: StepArrays, index: int) -> Callable[[], None]:
+        """What a lookup does to offer to the requests of a step."""
+        lookup = self.lookups[index]
+        arguments = self._seats.history, arrays.seats, arrays.offers[index]
+        if isinstance(lookup, BindableLookup):
+            return lookup.bind(*arguments)
+        return partial(lookup.propose, *arguments)
 
     def _unseat(self, tracked: Tracked) -> None:
         if tracked.seat != NO_SEAT:
@@ -306,20 +299,15 @@ class Pilot:
 
     def _warm_up(self) -> None:
         """Compile what steps call: no request shall wait for it."""
-        arrays = self._idle[0].of(1)
-        seats = Seats(1, 1)
-        describe(
-            seats.known, arrays.seats, arrays.handles, arrays.context_tokens, arrays.last_tokens,
-            arrays.room, arrays.offer_lengths,
-        )  # fmt: skip
-        take_drafts(
-            arrays.committed, arrays.accepted, len(self.lookups), arrays.offered, arrays.drafts
-        )
-        add_tokens(
-            seats.known, seats.history.tokens, seats.history.lengths, arrays.seats, arrays.handles,
-            arrays.counts_and_tokens, arrays.offered, arrays.offer_lengths, arrays.committed,
-            arrays.accepted, arrays.matched,
-        )  # fmt: skip
+        arrays, seats = self._idle[0].of(1), Seats(1, 1)
+        both = seats.reference, arrays.reference
+        planned = arrays.reference, arrays.committed, arrays.accepted
+        describe(*both)
+        take_drafts(*planned)
+        add_tokens(*both)
+        self._describe = prepared(describe, *both)
+        self._take_drafts = prepared(take_drafts, *planned)
+        self._add_tokens = prepared(add_tokens, *both)
 
 
 def _split(drafts: Int32Array, k: Int16Array, total: int) -> list[list[int]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from autospec.compiled import compiled_brief
+from autospec.compiled import by_reference, compiled_brief
 from autospec.proposers.base import History
 from autospec.records import Int16Array, Int32Array, Int64Array
 
@@ -20,6 +21,36 @@ newest of them, and how many there may be in the end."""
 MOST_ROOM = np.iinfo(np.int16).max
 
 
+class SeatArrays(NamedTuple):
+    """What is known of the seated [seats], and their texts. By reference."""
+
+    known: Int64Array  # [seats, 4]
+    text: Int32Array  # [seats, capacity]
+    lengths: Int32Array  # [seats]
+
+
+class SeatedStep(NamedTuple):
+    """What a step of the requests in ``seats`` is planned from and brought. By reference.
+
+    ``offered`` are the tokens that lookups offer; rows of other proposers mean nothing.
+    ``counts_and_tokens`` is how many tokens each request got, then these.
+    """
+
+    seats: Int32Array  # [n]
+    handles: Int64Array  # [n]
+    context_tokens: Int32Array  # [n]
+    last_tokens: Int32Array  # [n]
+    room: Int16Array  # [n]
+    counts_and_tokens: Int32Array
+    committed: Int16Array  # [n]
+    accepted: Int16Array  # [n]
+    matched: Int16Array  # [p, n]
+    offered: Int32Array  # [p, n, k]
+    offer_lengths: Int16Array  # [p, n]
+    drafts: Int32Array  # [n * k]
+    lookups: int  # as many of the proposers, those that come first
+
+
 class Seats:
     """A row for each request that decodes. Texts longer than ``capacity`` are not kept."""
 
@@ -28,6 +59,10 @@ class Seats:
         self.history = History(
             np.zeros((seats, capacity), dtype=np.int32), np.zeros(seats, dtype=np.int32)
         )
+        self.reference = by_reference(
+            SeatArrays(self.known, self.history.tokens, self.history.lengths)
+        )
+        """How kernels take them."""
         self._capacity = capacity
         self._free = list(range(seats - 1, -1, -1))
 
@@ -50,44 +85,30 @@ class Seats:
 
 
 @compiled_brief
-def describe(
-    known: Int64Array,
-    seats: Int32Array,
-    handles: Int64Array,
-    context_tokens: Int32Array,
-    last_tokens: Int32Array,
-    room: Int16Array,
-    offer_lengths: Int16Array,
-) -> None:
-    """What a plan needs to know of the requests in ``seats`` [n]; nothing is offered yet [p, n]."""
+def describe(seated: SeatArrays, step: SeatedStep) -> None:
+    """What a plan needs to know of a step's requests; nothing is offered yet."""
+    known, seats, handles = seated.known, step.seats, step.handles
+    context_tokens, last_tokens, room = step.context_tokens, step.last_tokens, step.room
     for i in range(seats.shape[0]):
         row = known[seats[i]]
         handles[i] = row[HANDLE]
         context_tokens[i] = row[COUNT]
         last_tokens[i] = row[LAST]
         room[i] = max(0, min(row[LIMIT] - row[COUNT] - 1, MOST_ROOM))
-    offer_lengths[:] = 0
+    step.offer_lengths[:] = 0
 
 
 @compiled_brief
-def add_tokens(
-    known: Int64Array,
-    text: Int32Array,
-    lengths: Int32Array,
-    seats: Int32Array,
-    handles: Int64Array,
-    counts_and_tokens: Int32Array,
-    offered: Int32Array,
-    offer_lengths: Int16Array,
-    committed: Int16Array,
-    accepted: Int16Array,
-    matched: Int16Array,
-) -> None:
-    """Add a step's tokens to the requests in ``seats`` [n] that are still those of ``handles``.
+def add_tokens(seated: SeatArrays, step: SeatedStep) -> None:
+    """Add a step's tokens to those of its requests that still sit where they sat.
 
-    ``counts_and_tokens`` holds n counts, then the tokens of all rows. Writes what was committed and
-    accepted [n], and how many leading tokens of every offer [p, n] were right; -1 without one.
+    Writes what was committed and accepted, and how many leading tokens of every offer were right;
+    -1 without one.
     """
+    known, text, lengths = seated.known, seated.text, seated.lengths
+    seats, handles, counts_and_tokens = step.seats, step.handles, step.counts_and_tokens
+    offered, offer_lengths, matched = step.offered, step.offer_lengths, step.matched
+    committed, accepted = step.committed, step.accepted
     n = seats.shape[0]
     start = n
     for i in range(n):
@@ -114,13 +135,12 @@ def add_tokens(
 
 
 @compiled_brief
-def take_drafts(
-    proposer: Int16Array, k: Int16Array, lookups: int, offered: Int32Array, drafts: Int32Array
-) -> int:
+def take_drafts(step: SeatedStep, proposer: Int16Array, k: Int16Array) -> int:
     """The planned draft tokens, row by row; zeros where no lookup drafts. Returns their number."""
+    offered, drafts = step.offered, step.drafts
     total = 0
     for i in range(k.shape[0]):
         for j in range(k[i]):
-            drafts[total] = offered[proposer[i], i, j] if proposer[i] < lookups else 0
+            drafts[total] = offered[proposer[i], i, j] if proposer[i] < step.lookups else 0
             total += 1
     return total

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from autospec.adapters.vllm.seats import SeatedStep
+from autospec.compiled import by_reference
 from autospec.proposers.base import Drafts
 from autospec.records import BatchState
 
@@ -11,10 +15,8 @@ from autospec.records import BatchState
 class StepArrays:
     """What one step of ``n`` requests is planned from and what it brought.
 
-    ``offered`` [p, n, k] are the tokens that lookups offer; rows of other proposers mean nothing.
-    ``counts_and_tokens`` is how many tokens each request got, then these. Lists of numbers are
-    written through ``seat_list`` and ``added_list``: from cold caches numpy takes several times as
-    long.
+    Most are a ``SeatedStep``'s. Lists of numbers are written through ``seat_list`` and
+    ``added_list``: from cold caches numpy takes several times as long.
     """
 
     def __init__(self, memory: StepMemory, n: int) -> None:
@@ -41,6 +43,16 @@ class StepArrays:
             Drafts(self.offered[index], self.offer_lengths[index], self.offer_confidence[index])
             for index in range(memory.lookups)
         ]
+        self.reference = by_reference(
+            SeatedStep(
+                self.seats, self.handles, self.context_tokens, self.last_tokens, self.room,
+                self.counts_and_tokens, self.committed, self.accepted, self.matched, self.offered,
+                self.offer_lengths, self.drafts, memory.lookups,
+            )
+        )  # fmt: skip
+        """How kernels take them."""
+        self.proposals: list[Callable[[], None] | None] = [None] * memory.lookups
+        """What each lookup does to offer, once it has."""
         self._batch = self._make_batch(0, 0)
 
     def batch(self, waiting: int, prefill_tokens: int) -> BatchState:
