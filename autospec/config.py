@@ -54,7 +54,7 @@ class GuardSettings(_Section):
         float, Field(ge=0, lt=1, description="loss against plain decoding that is tolerated")
     ] = 0.02
     window_steps: Annotated[int, Field(ge=1, description="steps that goodput is taken over")] = 64
-    hold_steps: Annotated[int, Field(ge=1, description="steps without speculation after it")] = 64
+    hold_steps: Annotated[int, Field(ge=1, description="steps without speculation after it")] = 32
 
 
 class ProbeSettings(_Section):

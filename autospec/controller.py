@@ -24,6 +24,7 @@ from autospec.metrics import Event, Metrics
 from autospec.policy import make_policy
 from autospec.policy.base import NO_ARM, Outcome
 from autospec.policy.program import LEARNED, NEW_WORKLOAD, Memory
+from autospec.probe import CHEAP
 from autospec.profile import Identity, Profile, warm_start
 from autospec.rails import Rails
 from autospec.records import (
@@ -188,7 +189,7 @@ class Controller:
 
     def wants_offers(self) -> NDArray[np.bool_]:
         """Which lookups should draft before the next plan [p]; not to be changed."""
-        wanted = self.policy.wants_offers()
+        wanted = self.policy.lookup if self._rails.ask else self.policy.wants_offers()
         return wanted if self._allows_all else wanted & self._allowed
 
     def plan(self, batch: BatchState) -> Plan:
@@ -414,6 +415,12 @@ class Controller:
         if draft_seconds is not None and not is_told_apart:
             self._dropped("unusable draft time")
             draft_seconds = None
+        if (
+            plan.mode == "probe"
+            and self.policy.gate is not None
+            and step_seconds < CHEAP * record.predicted_seconds
+        ):
+            self.policy.gate.end_pauses()  # what was not worth its time may be now
         if drifts:
             self._event("drift", drifts)
         if is_loss:

@@ -55,7 +55,7 @@ _OUTLIER = 4.0  # in units of the running relative error
 _SETTLED_STEPS = 8.0  # before any time can be called an outlier
 _SURPRISE = 4.5  # the running sum of outliers' signs; 5 would be outliers for ever
 _GROSSLY_DEARER = 6.0  # a factor on the time of drafting that a busy machine hardly makes
-GROSSLY_CHEAPER = 2.0  # of any time
+_GROSSLY_CHEAPER = 2.0  # of any time
 _GROSSLY = 3.0  # counts as so many other outliers: two in close succession are a surprise
 _CHEAPER = 5.0  # one is: drafting is at times held up, but never done sooner than it can be
 _PACE_RATE = 0.1  # of a step's error that is put down to the machine's pace
@@ -320,7 +320,7 @@ def _learn(
     if abs(error) > limit:
         sign = 1.0 if error > 0.0 else -1.0
         own = sign
-        is_cheaper = predicted > GROSSLY_CHEAPER * seconds
+        is_cheaper = predicted > _GROSSLY_CHEAPER * seconds
         if is_cheaper:
             own *= _CHEAPER if is_drafting else _GROSSLY
         elif is_drafting and seconds > _GROSSLY_DEARER * predicted:

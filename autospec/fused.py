@@ -50,12 +50,8 @@ def plan_fused(
     octave, watch = step.arrays.octave, step.standing.watch
     if has_guard and watch.guard.left[octave] > 0:
         return False, 0, 0, 0.0, 0.0, 0, 0, 0.0, False
-    if has_clocks:
-        has_offers = False
-        for p in range(most.shape[0]):
-            has_offers = has_offers or (program.gate.is_open[p] and most[p] > 0)
-        if may_probe(watch.clocks, octave, has_offers):
-            return False, 0, 0, 0.0, 0.0, 0, 0, 0.0, False
+    if has_clocks and may_probe(watch.clocks, octave):
+        return False, 0, 0, 0.0, 0.0, 0, 0, 0.0, False
     unknown, context, plain_seconds = look_ahead(
         step, handles, context_tokens, last_tokens, room, most, offers, confidence, True
     )

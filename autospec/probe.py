@@ -17,9 +17,19 @@ DRAFTS = -2
 """The arms that are plain decoding and drafts of anybody; the others are the numbers of model
 proposers."""
 
+FEW_DRAFTS = 1
+"""Tokens of a step that tells what drafts cost at least."""
+
+DEAR = 1.25
+"""Plain steps that such a step must seem to take to be tried though more is drafted already."""
+
+CHEAP = 0.9
+"""Share of the expected time below which a probe is repeated at once, until it is believed."""
+
 _NOTHING = -3
 _FAR_OCTAVES = 2
 _MOST_DRAFTS_PRICE = 1.0  # a few tokens can cost more only in a passing trouble
+_MOST_REPEATS = 32
 _MOST_SHARE = 0.01  # of the time that probes of one arm may take in the long run
 
 
@@ -27,7 +37,8 @@ class ClockArrays(NamedTuple):
     """Steps since each arm was in use, and how many must pass before it is tried: ``wait`` by the
     back-off, ``rest`` by its price. An arm of ``arms`` is a model, the last one is DRAFTS; plain
     decoding has a clock for each octave. ``home`` is the octave that the arms' waits belong to.
-    ``triable`` are arms that may ever draft, ``used`` those that do in the step.
+    ``triable`` are arms that may ever draft, ``used`` those that do in the step. ``asks`` says that
+    drafts are to be tried in the next, ``repeats`` how often they were, one step after the other.
     """
 
     first: float
@@ -42,6 +53,8 @@ class ClockArrays(NamedTuple):
     home: Int64Array  # [1]
     triable: NDArray[np.bool_]  # [a]
     used: NDArray[np.bool_]  # [a]
+    asks: NDArray[np.bool_]  # [1]
+    repeats: Int64Array  # [1]
 
 
 class ProbeClocks:
@@ -52,7 +65,8 @@ class ProbeClocks:
     load has moved by two octaves: what did not pay there may pay here. A dear arm waits for as long
     as keeps its probes' share of the time small. Plain decoding has a clock
     for each octave of load, since its cost differs there. Drafts of whomever have one too: a time
-    in which all steps were slow may have made those with drafts look dear. Kernels note the steps.
+    in which all steps were slow may have made those with drafts look dear, or those with a few of
+    them, so that only steps with many were tried again. Kernels note the steps.
     """
 
     def __init__(
@@ -80,8 +94,15 @@ class ProbeClocks:
             np.zeros(1, dtype=np.int64),
             triable,
             np.zeros(len(arms), dtype=np.bool_),
+            np.zeros(1, dtype=np.bool_),
+            np.zeros(1, dtype=np.int64),
         )
         self.reference = by_reference(self.arrays)
+
+    @property
+    def ask(self) -> bool:
+        """Whether the next step tries drafts, so that lookups should offer some."""
+        return bool(self.arrays.asks[0])
 
     def due(self, requests: int, available: Sequence[int] | None = None) -> int | None:
         """The arm to try in this step, None for no probe. ``available`` are those of models and
@@ -106,10 +127,9 @@ def due_arm(clocks: ClockArrays, octave: int, may_draft: NDArray[np.bool_]) -> i
 
 
 @compiled_brief
-def may_probe(clocks: ClockArrays, octave: int, has_offers: bool) -> bool:
-    """Whether an arm is due, and if it is that of drafts, lookups have been asked for some."""
-    arm = due_arm(clocks, octave, clocks.triable)
-    return arm != _NOTHING and (arm != DRAFTS or has_offers)
+def may_probe(clocks: ClockArrays, octave: int) -> bool:
+    """Whether an arm is due."""
+    return due_arm(clocks, octave, clocks.triable) != _NOTHING
 
 
 @compiled_brief
@@ -143,15 +163,25 @@ def note_arms(
         else:
             wait[a] = clocks.first
             rest[a] = 0.0
+            if arms[a] == DRAFTS:
+                clocks.repeats[0] = 0
+    _set_asks(clocks)
 
 
 @compiled_brief
 def repeat_probe(clocks: ClockArrays) -> None:
-    """A probe took far less than was expected: try drafts again in the next step."""
+    """A probe took far less than was expected: try drafts again in the next step.
+
+    Not for ever: what is never believed is not to take the policy's place.
+    """
+    if clocks.repeats[0] >= _MOST_REPEATS:
+        return
     drafts = clocks.idle.shape[0] - 1
+    clocks.repeats[0] += 1
     clocks.idle[drafts] = int(clocks.most)
     clocks.wait[drafts] = clocks.first
     clocks.rest[drafts] = 0.0
+    _set_asks(clocks)
 
 
 @compiled_brief
@@ -159,3 +189,12 @@ def restart_clocks(clocks: ClockArrays) -> None:
     """Something changed: look again soon."""
     clocks.wait[:] = clocks.first
     clocks.plain_wait[:] = clocks.first
+    _set_asks(clocks)
+
+
+@compiled_brief
+def _set_asks(clocks: ClockArrays) -> None:
+    last = clocks.idle.shape[0] - 1
+    idle = clocks.idle[last]
+    is_due = clocks.wait[last] <= idle and idle >= clocks.rest[last]
+    clocks.asks[0] = is_due and clocks.triable[last]

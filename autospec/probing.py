@@ -8,12 +8,11 @@ import numpy as np
 
 from autospec.cost import DEPTH, StepCost
 from autospec.policy.base import Decision, Policy, View, plain
-from autospec.probe import DRAFTS, PLAIN, ProbeClocks
+from autospec.probe import DRAFTS, FEW_DRAFTS, PLAIN, ProbeClocks
 
 _MODEL_K = 3
 _MODEL_SHARE = 0.5  # of a plain step that a probe's drafting may take beyond its first token
 _PARALLEL_K = 8
-_LOOKUP_K = 4
 _MODEL_REQUESTS = 8
 
 
@@ -26,15 +25,15 @@ class Probing:
     def __init__(self, policy: Policy[Any], cost: StepCost, clocks: ProbeClocks) -> None:
         self._policy = policy
         self._cost = cost
-        self._clocks = clocks
+        self.clocks = clocks
         self._triable = (*cost.models, DRAFTS)
 
     def decide(self, view: View) -> Decision | None:
         """The decision of a step that tries something; None leaves it to the policy."""
-        arm = self._clocks.due(view.requests)
+        arm = self.clocks.due(view.requests)
         if arm is not None and arm != PLAIN:
             available = [each for each in self._triable if self._may_draft(view, each)]
-            arm = self._clocks.due(view.requests, available)
+            arm = self.clocks.due(view.requests, available)
         if arm is None:
             return None
         if arm == PLAIN:
@@ -50,7 +49,7 @@ class Probing:
         is_offered = (view.limits > 0) & self._policy.lookup[:, None]
         sureness = np.where(is_offered, view.hazards[:, :, 0].T, -1.0)
         proposer, row = np.unravel_index(int(np.argmax(sureness)), sureness.shape)
-        most = 1 if self._cost.engine.shape == "padded" else _LOOKUP_K  # all pay for one's k
+        most = 1 if self._cost.engine.shape == "padded" else FEW_DRAFTS  # all pay for one's k
         decision = plain(view.requests, "probe")
         decision.proposer[row] = proposer
         decision.k[row] = min(most, int(view.limits[proposer, row]))

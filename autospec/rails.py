@@ -31,6 +31,11 @@ class Rails:
         self.speedup = Speedup()
         self.watch = Watch(clocks.reference, watcher.reference, self.speedup.sums)
 
+    @property
+    def ask(self) -> bool:
+        """Whether the next step may try what lookups offer, wanted by the policy or not."""
+        return self.probes is not None and self.probes.clocks.ask
+
     def overrule(self, view: View) -> Decision | None:
         """The decision of a step that is not the policy's to decide."""
         if self.guard is not None and self.guard.is_holding(octave_of(view.requests)):

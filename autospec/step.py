@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from autospec.arrays import FLOAT32, INT16, INT32, INT64, checked
 from autospec.compiled import by_reference, compiled_brief
 from autospec.cost import (
-    GROSSLY_CHEAPER,
     KNOTS,
+    PADDED,
     CostArrays,
     drafting_seconds,
     forward_seconds,
@@ -33,7 +33,15 @@ from autospec.hazards import (
 )
 from autospec.octave import octave_of
 from autospec.policy.base import NO_ARM, View
-from autospec.probe import ClockArrays, note_arms, repeat_probe, restart_clocks
+from autospec.probe import (
+    CHEAP,
+    DEAR,
+    FEW_DRAFTS,
+    ClockArrays,
+    note_arms,
+    repeat_probe,
+    restart_clocks,
+)
 from autospec.records import (
     BatchState,
     Float32Array,
@@ -447,19 +455,38 @@ def bound_decision(
         if is_probe and plain_seconds > 0.0:
             # Of a model's probe it is the drafting: others may draft in the same step.
             price = max(0.0, drafting if has_models else seconds - plain_seconds) / plain_seconds
-        _set_clocks(standing.watch.clocks, arrays, verified > 0, is_probe, price)
+        has_few = verified > 0 and (
+            verified <= FEW_DRAFTS or not _look_dear(model, n, context_tokens, plain_seconds)
+        )
+        _set_clocks(standing.watch.clocks, arrays, verified > 0, has_few, is_probe, price)
     return expected, verified, switches, seconds, has_models
 
 
 @compiled_brief
+def _look_dear(model: CostArrays, n: int, context_tokens: int, plain_seconds: float) -> bool:
+    """Whether a few drafts are expected to cost so much that only many of them can pay.
+
+    Then many are all that is tried, and nobody learns what a few cost, unless a probe does.
+    """
+    few = 1 if model.shape == PADDED else FEW_DRAFTS
+    paid = tokens_to_pay(model.shape, model.captured, n, few, few)
+    return forward_seconds(model.beta, paid, n, context_tokens, True, KNOTS) > DEAR * plain_seconds
+
+
+@compiled_brief
 def _set_clocks(
-    clocks: ClockArrays, step: StepArrays, has_drafts: bool, is_probe: bool, price: float
+    clocks: ClockArrays,
+    step: StepArrays,
+    has_drafts: bool,
+    has_few: bool,
+    is_probe: bool,
+    price: float,
 ) -> None:
-    """Note who drafts."""
+    """Note who drafts; ``has_few`` says whether the clock of drafts by anybody starts again."""
     last = clocks.arms.shape[0] - 1
     for a in range(last):
         clocks.used[a] = step.depth[clocks.arms[a]] > 0.0
-    clocks.used[last] = has_drafts
+    clocks.used[last] = has_few
     note_arms(clocks, step.octave, not has_drafts, is_probe, price)
 
 
@@ -619,7 +646,7 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool
     watch = standing.watch
     if has_clocks and drifts > 0:
         restart_clocks(watch.clocks)
-    is_cheap = GROSSLY_CHEAPER * seconds < predicted_seconds
+    is_cheap = seconds < CHEAP * predicted_seconds
     if has_clocks and is_probe and teaches_seconds and is_cheap:
         repeat_probe(watch.clocks)
     is_loss = False

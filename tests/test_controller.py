@@ -210,6 +210,24 @@ def test_a_slow_time_of_the_machine_is_over_when_it_is_over(slow_steps: int, see
     assert engine.run(100) > 0.9 * before
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_drafts_that_looked_dear_are_tried_again(seed: int) -> None:
+    """Those with a few drafts were the slow ones: many still pay, or nobody asks lookups at all."""
+    drafters = [
+        lookup("ngram", 0.8, fires=0.2, max_k=16),
+        lookup("suffix", 0.75, fires=0.2, max_k=16),
+    ]
+    engine = serve(drafters, requests=16, seed=seed, noise=0.05)
+    usual = linear_seconds(0.036, 0.0006)
+    engine.seconds = usual
+    before = engine.run(200)
+    engine.seconds = lambda n, verified: usual(n, verified) * (3.0 if 0 < verified < 64 else 1.0)
+    engine.run(60)
+    engine.seconds = usual
+    engine.run(100)
+    assert engine.run(100) > 0.93 * before
+
+
 def test_a_machine_that_becomes_slow_per_token_is_noticed() -> None:
     engine = serve([lookup(hazard=0.6)], requests=8)
     engine.run(1000)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from autospec.cost import StepCost
+from autospec.policy.offer_gate import OfferGate
 from autospec.policy.program import Memory
 from autospec.records import (
     NO_PROPOSER,
@@ -103,10 +104,12 @@ class Outcome(NamedTuple):
 class Policy(ABC, Generic[Options]):
     """Decides steps. State is what ``state`` returns; everything else is derived from options.
 
-    The guard rail and probing overrule ``adaptive`` policies; the others are obeyed.
+    The guard rail and probing overrule ``adaptive`` policies; the others are obeyed. A ``gate``, if
+    a policy has one, pauses lookups that are not worth their time.
     """
 
     adaptive: ClassVar[bool] = False
+    gate: OfferGate | None = None
 
     def __init__(
         self, options: Options, proposers: Sequence[ProposerInfo], rng: np.random.Generator

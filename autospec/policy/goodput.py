@@ -77,7 +77,7 @@ class Goodput(Policy[GoodputOptions]):
         self._objective = _OBJECTIVES[options.objective]
         self._held_depth = np.zeros(len(proposers), dtype=np.int16)
         self._rate = GoingRate()
-        self._gate = OfferGate(self.lookup)
+        self.gate = self._gate = OfferGate(self.lookup)
         self._appended = Appended(proposers)
         self._kept = KeptShare(~self.lookup & (self._appended.arrays.head_k == 0))
         self._gross, self._gross_rows = np.zeros((len(proposers), 0)), np.zeros(1, dtype=np.int64)

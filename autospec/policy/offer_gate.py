@@ -131,6 +131,10 @@ class OfferGate:
             gate.pause[worst] = gate.next_pause[worst]
             gate.next_pause[worst] = min(_MAX_PAUSE_STEPS, 2 * gate.next_pause[worst])
 
+    def end_pauses(self) -> None:
+        """Look at every lookup again from the next step on."""
+        self.arrays.pause[:] = 0
+
     def state(self) -> Mapping[str, Any]:
         """Everything, as JSON."""
         gate = self.arrays
