@@ -173,3 +173,37 @@ def test_drafts_that_looked_very_dear_are_tried_again_before_long() -> None:
         else:
             clocks.note(1, [PLAIN], False)
     assert tried == [4, 105, 306]
+
+
+def test_lookups_are_asked_for_drafts_when_these_are_to_be_tried_next() -> None:
+    clocks = Clocks([], 4, 2.0, 64)
+    asked = []
+    for _ in range(5):
+        asked.append(clocks.ask)
+        clocks.note(1, [PLAIN], False)
+    assert asked == [False, False, False, False, True]
+    assert clocks.ask  # until somebody has some
+    clocks.note(1, [DRAFTS], True)
+    assert not clocks.ask
+    clocks.repeat()
+    assert clocks.ask
+    none = Clocks([MODEL], 4, 2.0, 64, has_lookups=False)
+    for _ in range(9):
+        none.note(1, [PLAIN], False)
+    assert not none.ask
+
+
+def test_a_probe_that_is_never_believed_is_not_repeated_for_ever() -> None:
+    clocks = Clocks([], 200, 2.0, 4096)
+    for _ in range(200):
+        clocks.note(1, [PLAIN], False)
+    repeats = 0
+    while clocks.due(1, [DRAFTS]) == DRAFTS and repeats < 1000:
+        clocks.note(1, [DRAFTS], True, 0.1)
+        clocks.repeat()
+        repeats += 1
+    assert 8 < repeats < 100
+    clocks.note(1, [DRAFTS], False)  # the policy drafts by itself: believed at last
+    clocks.note(1, [PLAIN], False)
+    clocks.repeat()
+    assert clocks.due(1, [DRAFTS]) == DRAFTS
