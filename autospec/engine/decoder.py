@@ -12,10 +12,10 @@ import torch
 from autospec.engine.drafting import Kept, ModelProposer
 from autospec.engine.model import CausalModel, token_tensor
 from autospec.engine.request import Event, GenerationOutput, GenerationRequest
-from autospec.engine.sampling import SamplingRows, filtered_probabilities, uniforms
+from autospec.engine.sampling import SamplingRows, filtered_probabilities, sample, uniforms
 from autospec.engine.scheduler import Batch, Scheduler
 from autospec.engine.speculation import Speculation, Speculator, StepController
-from autospec.engine.verification import Verdict, verify_greedy, verify_sampled
+from autospec.engine.verification import Verdict, verify_choices, verify_sampled
 from autospec.errors import EngineError
 from autospec.proposers.base import LookupProposer
 from autospec.records import Int64Array
@@ -199,30 +199,27 @@ class Decoder:
     ) -> Verdict:
         greedy = np.flatnonzero(sampling.temperature == 0.0)
         if len(greedy) == len(offsets):
-            return verify_greedy(_likeliest(logits), offsets, drafts, lengths)
-        sampled = np.flatnonzero(sampling.temperature > 0.0)
+            return verify_choices(_likeliest(logits), offsets, drafts, lengths)
+        draft_row: Int64Array = np.full(drafts.shape, -1, dtype=np.int64)
+        if speculation is not None:
+            draft_row[decoding] = speculation.probs_row
+        is_drawn = (draft_row >= 0).any(axis=1)  # rows whose drafts were drawn at random
+        sampled = np.flatnonzero((sampling.temperature > 0.0) & ~is_drawn)
+        drawn = np.flatnonzero((sampling.temperature > 0.0) & is_drawn)
         accepted: Int64Array = np.zeros(len(offsets), dtype=np.int64)
         final: Int64Array = np.zeros(len(offsets), dtype=np.int64)
-        for rows in (greedy, sampled):
+        for rows in (greedy, sampled, drawn):
             if not len(rows):
                 continue
             sizes = lengths[rows] + 1
             own_offsets: Int64Array = np.cumsum(sizes) - sizes
             packed = np.repeat(offsets[rows] - own_offsets, sizes) + np.arange(int(sizes.sum()))
             own_logits = logits.index_select(0, torch.from_numpy(packed).to(logits.device))
-            if rows is greedy:
-                choices = _likeliest(own_logits)
-                verdict = verify_greedy(choices, own_offsets, drafts[rows], lengths[rows])
-            else:
-                draft_row: Int64Array = np.full(drafts.shape, -1, dtype=np.int64)
-                if speculation is not None:
-                    draft_row[decoding] = speculation.probs_row
-                settings = sampling.take(rows)
-                numbers = uniforms(settings, drafts.shape[1] + 1, VERIFY_STREAM)
+            settings = sampling.take(np.repeat(rows, sizes))
+            if rows is drawn:
+                numbers = uniforms(sampling.take(rows), drafts.shape[1] + 1, VERIFY_STREAM)
                 verdict = verify_sampled(
-                    filtered_probabilities(
-                        own_logits, settings.take(np.repeat(np.arange(len(rows)), sizes))
-                    ),
+                    filtered_probabilities(own_logits, settings),
                     own_offsets,
                     drafts[rows],
                     lengths[rows],
@@ -230,6 +227,14 @@ class Decoder:
                     draft_row[rows],
                     torch.from_numpy(numbers).to(logits.device),
                 )
+            else:
+                ahead = np.arange(len(packed)) - np.repeat(own_offsets, sizes)
+                choices = (
+                    _likeliest(own_logits)
+                    if rows is greedy
+                    else _drawn(own_logits, settings.ahead(ahead))
+                )
+                verdict = verify_choices(choices, own_offsets, drafts[rows], lengths[rows])
             accepted[rows], final[rows] = verdict.accepted, verdict.final
         return Verdict(accepted, final)
 
@@ -252,3 +257,10 @@ def _likeliest(logits: torch.Tensor) -> Int64Array:
     """The first of the likeliest tokens of each row; on CPU several times faster than argmax."""
     choices: Int64Array = logits.max(dim=-1).indices.cpu().numpy()
     return choices
+
+
+def _drawn(logits: torch.Tensor, settings: SamplingRows) -> Int64Array:
+    """A token of each row, drawn with the random number of its position."""
+    numbers = torch.from_numpy(uniforms(settings, 1, VERIFY_STREAM)[:, 0]).to(logits.device)
+    tokens: Int64Array = sample(filtered_probabilities(logits, settings), numbers).cpu().numpy()
+    return tokens

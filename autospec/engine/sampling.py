@@ -7,7 +7,7 @@ one before has left. Tokens of equal probability at a cut are all kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -55,7 +55,8 @@ class SamplingParameters:
 class SamplingRows:
     """The settings of many rows as arrays; ``temperature`` 0 marks a greedy row.
 
-    ``seed`` and ``draw`` number the random numbers of a row: equal pairs give equal numbers.
+    ``seed`` and ``draw``, the tokens that it has got, number the random numbers of a row: equal
+    pairs give equal numbers.
     """
 
     temperature: Float64Array  # [n]
@@ -87,6 +88,10 @@ class SamplingRows:
             self.seed[rows],
             self.draw[rows],
         )
+
+    def ahead(self, tokens: Int64Array) -> SamplingRows:
+        """The settings as they are once each row has got so many ``tokens`` [n] more."""
+        return replace(self, draw=self.draw + tokens)
 
 
 def filtered_probabilities(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:

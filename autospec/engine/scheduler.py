@@ -231,7 +231,7 @@ class Scheduler:
                 events.append(Event(running.request.id, tuple(fresh), text))
             else:
                 running.fresh = fresh[:kept]
-        self.sampling.draw[batch.slots[rows]] += 1
+        self.sampling.draw[batch.slots[rows]] += committed
         return committed
 
     def release(self, events: list[Event], user: SlotUser | None) -> None:

@@ -1,6 +1,8 @@
 """Lossless verification of draft tokens against the target's own distribution.
 
-Greedy rows keep a draft token where it is the target's choice. Sampled rows use rejection sampling
+Rows keep a draft token where it is the target's choice: the likeliest token, or for rows that
+sample the one drawn with the random number of that position, so that a seed's text is the same
+whatever is drafted. Drafts that were drawn at random themselves are kept by rejection sampling
 (Leviathan et al. 2023; Chen et al. 2023): a draft token x is kept with probability
 min(1, p(x) / q(x)); the first rejected one is replaced by a recovered token from max(0, p - q)
 normalized; after all were kept a bonus token comes from the last row. A draft without a
@@ -26,7 +28,7 @@ class Verdict:
     final: Int64Array  # [n]
 
 
-def verify_greedy(
+def verify_choices(
     choices: Int64Array,  # [rows] the target's choice at each packed row
     offsets: Int64Array,  # [n] first packed row of each request
     drafts: Int64Array,  # [n, k]

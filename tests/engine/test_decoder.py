@@ -243,6 +243,26 @@ class FirstRowPlain(ScriptedController):
         return plan._replace(proposer=np.where(k > 0, 0, -1).astype(np.int16), k=k, verify=k)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_lookups_draft_does_not_change_what_a_seed_gives(seed: int) -> None:
+    sampling = SamplingParameters(
+        temperature=0.7, top_k=3, seed=seed
+    )  # so few that drafts are kept
+    requests = [GenerationRequest([1, 2, 1, 2, 1], 40, sampling), GenerationRequest([5, 5], 30)]
+    plain = plain_decoder(slots=2).generate(requests)
+    controller = ScriptedController(1, 8, np.random.default_rng(seed))
+    decoder = Decoder(
+        CausalModel(tiny("llama")),
+        [NgramProposer(2, CAPACITY, max_k=8, min_match=1)],
+        controller,
+        slots=2,
+        capacity=CAPACITY,
+    )
+    drafted = decoder.generate(requests)
+    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+    assert sum(int(result.accepted.sum()) for _, result in controller.results) > 0
+
+
 def test_requests_without_a_seed_differ_from_each_other() -> None:
     request = GenerationRequest([1, 2], 20, SamplingParameters(temperature=1.0))
     first, second = plain_decoder().generate([request, request])

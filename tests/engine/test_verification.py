@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autospec.engine.verification import residual, verify_greedy, verify_sampled
+from autospec.engine.verification import residual, verify_choices, verify_sampled
 from autospec.records import Int64Array
 
 
@@ -22,7 +22,7 @@ def test_greedy_rows_keep_drafts_while_they_are_the_targets_choice(
         data.draw(st.lists(small, min_size=length + 1, max_size=length + 1)) for length in lengths
     ]
     offsets = np.cumsum([0] + [length + 1 for length in lengths])[:-1]
-    verdict = verify_greedy(
+    verdict = verify_choices(
         np.concatenate([np.array(row, dtype=np.int64) for row in choices]),
         offsets.astype(np.int64),
         np.array(drafts, dtype=np.int64).reshape(num_rows, depth),
