@@ -42,7 +42,7 @@ from autospec.records import (
 from autospec.rows import UNKNOWN_SLOT, RequestRows
 from autospec.saving import Saving
 from autospec.step import (
-    Planned,
+    NOT_YET,
     Standing,
     StepRecord,
     StepRecords,
@@ -57,7 +57,6 @@ from autospec.workload import OTHER, Workloads
 log = logging.getLogger("autospec")
 
 _STEPS_UNDER_WAY = 32
-_NOT_YET: Planned = (False, 0, 0, 0.0, 0.0, 0, 0, 0.0, False)
 MOST_K = 64
 """The longest draft of one request in one step that any proposer may have."""
 
@@ -296,7 +295,7 @@ class Controller:
         proposer, k = np.empty(n, INT16), np.empty(n, INT16)
         is_known = n > 0 and self.cost.is_known
         program = self._program(n) if is_known else None
-        planned = _NOT_YET
+        planned = NOT_YET
         if program is not None:
             planned = self._fused.plan(
                 record.reference, program, *offered, self.cost.most_tokens,

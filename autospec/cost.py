@@ -211,7 +211,10 @@ def tokens_to_pay(
 
 @compiled_brief
 def tokens_to_trust(requests: int, most_tokens: float) -> float:
-    """``StepCost.trusted_tokens`` in kernels, where an engine has taken ``most_tokens``."""
+    """Up to how many paid tokens a step's price can be told: somewhat beyond the most seen.
+
+    Whoever asks a new engine for more may pay many times what it takes to learn the price.
+    """
     return max(float(requests + _FIRST_TOKENS), _TRUST * most_tokens)
 
 
@@ -596,13 +599,6 @@ class StepCost:
         return float(
             drafting_seconds(self.beta, self.arrays.models, depth, draft_tokens, catch_up_tokens)
         )
-
-    def trusted_tokens(self, requests: int) -> float:
-        """Up to how many paid tokens a step's price can be told: somewhat beyond the most seen.
-
-        Whoever asks a new engine for more may pay many times what it takes to learn the price.
-        """
-        return float(tokens_to_trust(requests, self.most_tokens))
 
     @property
     def relative_error(self) -> float:

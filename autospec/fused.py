@@ -15,6 +15,7 @@ from autospec.policy.program import Memory, decide_step, learn_step, trim_step
 from autospec.probe import may_probe
 from autospec.records import Float32Array, Int16Array, Int32Array, Int64Array
 from autospec.step import (
+    NOT_YET,
     Observed,
     Planned,
     Step,
@@ -48,10 +49,9 @@ def plan_fused(
     Nothing of it if clocks or guard may have a say in the step.
     """
     octave, watch = step.arrays.octave, step.standing.watch
-    if has_guard and watch.guard.left[octave] > 0:
-        return False, 0, 0, 0.0, 0.0, 0, 0, 0.0, False
-    if has_clocks and may_probe(watch.clocks, octave):
-        return False, 0, 0, 0.0, 0.0, 0, 0, 0.0, False
+    is_held = has_guard and watch.guard.left[octave] > 0
+    if is_held or (has_clocks and may_probe(watch.clocks, octave)):
+        return NOT_YET
     unknown, context, plain_seconds = look_ahead(
         step, handles, context_tokens, last_tokens, room, most, offers, confidence, True
     )

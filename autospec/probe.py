@@ -17,11 +17,8 @@ DRAFTS = -2
 """The arms that are plain decoding and drafts of anybody; the others are the numbers of model
 proposers."""
 
-FEW_DRAFTS = 1
-"""Tokens of a step that tells what drafts cost at least."""
-
 DEAR = 1.25
-"""Plain steps that such a step must seem to take to be tried though more is drafted already."""
+"""Plain steps that one with a single draft token must seem to take to be tried beside others."""
 
 CHEAP = 0.9
 """Share of the expected time below which a probe is repeated at once, until it is believed."""
@@ -66,7 +63,8 @@ class ProbeClocks:
     as keeps its probes' share of the time small. Plain decoding has a clock
     for each octave of load, since its cost differs there. Drafts of whomever have one too: a time
     in which all steps were slow may have made those with drafts look dear, or those with a few of
-    them, so that only steps with many were tried again. Kernels note the steps.
+    them, so that only steps with many were tried again: one draft token alone tells. Kernels note
+    the steps.
     """
 
     def __init__(
@@ -117,11 +115,10 @@ class ProbeClocks:
 @compiled_brief
 def due_arm(clocks: ClockArrays, octave: int, may_draft: NDArray[np.bool_]) -> int:
     """The arm to try; _NOTHING for no probe."""
-    idle, wait, rest = clocks.idle, clocks.wait, clocks.rest
     if clocks.plain_idle[octave] >= clocks.plain_wait[octave]:
         return PLAIN
-    for a in range(idle.shape[0]):
-        if wait[a] <= idle[a] and idle[a] >= rest[a] and may_draft[a]:
+    for a in range(clocks.arms.shape[0]):
+        if may_draft[a] and _is_due(clocks, a):
             return int(clocks.arms[a])
     return _NOTHING
 
@@ -193,8 +190,12 @@ def restart_clocks(clocks: ClockArrays) -> None:
 
 
 @compiled_brief
+def _is_due(clocks: ClockArrays, a: int) -> bool:
+    """Whether arm ``a`` has waited for long enough."""
+    return bool(clocks.idle[a] >= max(clocks.wait[a], clocks.rest[a]))
+
+
+@compiled_brief
 def _set_asks(clocks: ClockArrays) -> None:
-    last = clocks.idle.shape[0] - 1
-    idle = clocks.idle[last]
-    is_due = clocks.wait[last] <= idle and idle >= clocks.rest[last]
-    clocks.asks[0] = is_due and clocks.triable[last]
+    last = clocks.arms.shape[0] - 1
+    clocks.asks[0] = clocks.triable[last] and _is_due(clocks, last)

@@ -8,7 +8,7 @@ import numpy as np
 
 from autospec.cost import DEPTH, StepCost
 from autospec.policy.base import Decision, Policy, View, plain
-from autospec.probe import DRAFTS, FEW_DRAFTS, PLAIN, ProbeClocks
+from autospec.probe import DRAFTS, PLAIN, ProbeClocks
 
 _MODEL_K = 3
 _MODEL_SHARE = 0.5  # of a plain step that a probe's drafting may take beyond its first token
@@ -45,14 +45,13 @@ class Probing:
         return bool(limits.any())
 
     def _surest_offer(self, view: View) -> Decision:
-        """The lookups' surest draft alone: what tells whether drafts are still as dear."""
+        """The lookups' surest draft token alone: it tells whether drafts are still as dear."""
         is_offered = (view.limits > 0) & self._policy.lookup[:, None]
         sureness = np.where(is_offered, view.hazards[:, :, 0].T, -1.0)
         proposer, row = np.unravel_index(int(np.argmax(sureness)), sureness.shape)
-        most = 1 if self._cost.engine.shape == "padded" else FEW_DRAFTS  # all pay for one's k
         decision = plain(view.requests, "probe")
         decision.proposer[row] = proposer
-        decision.k[row] = min(most, int(view.limits[proposer, row]))
+        decision.k[row] = 1
         return decision
 
     def _some_of_model(self, view: View, model: int) -> Decision:

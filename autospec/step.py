@@ -11,7 +11,6 @@ from autospec.arrays import FLOAT32, INT16, INT32, INT64, checked
 from autospec.compiled import by_reference, compiled_brief
 from autospec.cost import (
     KNOTS,
-    PADDED,
     CostArrays,
     drafting_seconds,
     forward_seconds,
@@ -36,7 +35,6 @@ from autospec.policy.base import NO_ARM, View
 from autospec.probe import (
     CHEAP,
     DEAR,
-    FEW_DRAFTS,
     ClockArrays,
     note_arms,
     repeat_probe,
@@ -153,6 +151,8 @@ Planned = tuple[bool, int, int, float, float, int, int, float, bool]
 """What is known of a step once it is planned: whether it is, how many handles are not running, the
 sum of the context tokens, the seconds of a plain step; expected committed tokens, tokens to verify,
 switches of proposer since the requests' last steps, predicted seconds, whether models draft."""
+
+NOT_YET: Planned = (False, 0, 0, 0.0, 0.0, 0, 0, 0.0, False)
 
 Observed = tuple[
     Int16Array, Int16Array, Int16Array, Int16Array, Float64Array, float, float, float, int,
@@ -455,8 +455,8 @@ def bound_decision(
         if is_probe and plain_seconds > 0.0:
             # Of a model's probe it is the drafting: others may draft in the same step.
             price = max(0.0, drafting if has_models else seconds - plain_seconds) / plain_seconds
-        has_few = verified > 0 and (
-            verified <= FEW_DRAFTS or not _look_dear(model, n, context_tokens, plain_seconds)
+        has_few = verified == 1 or (
+            verified > 1 and not _look_dear(model, n, context_tokens, plain_seconds)
         )
         _set_clocks(standing.watch.clocks, arrays, verified > 0, has_few, is_probe, price)
     return expected, verified, switches, seconds, has_models
@@ -464,12 +464,11 @@ def bound_decision(
 
 @compiled_brief
 def _look_dear(model: CostArrays, n: int, context_tokens: int, plain_seconds: float) -> bool:
-    """Whether a few drafts are expected to cost so much that only many of them can pay.
+    """Whether one draft token is expected to cost so much that only many together can pay.
 
     Then many are all that is tried, and nobody learns what a few cost, unless a probe does.
     """
-    few = 1 if model.shape == PADDED else FEW_DRAFTS
-    paid = tokens_to_pay(model.shape, model.captured, n, few, few)
+    paid = tokens_to_pay(model.shape, model.captured, n, 1, 1)
     return forward_seconds(model.beta, paid, n, context_tokens, True, KNOTS) > DEAR * plain_seconds
 
 

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autospec.cost import KNOTS, StepCost, StepLoad, paid_tokens, round_up, token_seconds
+from autospec.cost import (
+    KNOTS,
+    StepCost,
+    StepLoad,
+    paid_tokens,
+    round_up,
+    token_seconds,
+    tokens_to_trust,
+)
 from autospec.records import EngineInfo, Float64Array, ProposerInfo, Shape
 
 LOOKUP = ProposerInfo("ngram", "lookup", 8)
@@ -438,12 +446,12 @@ def test_token_seconds_is_the_area_under_the_slopes(tokens: float, more: float, 
 def test_the_tokens_that_may_be_asked_for_grow_with_those_that_were_seen() -> None:
     cost = make_cost()
     cost.observe(load(4, 0), 0.02, None)
-    assert cost.trusted_tokens(4) == 12  # a few more than plain decoding at first
+    assert tokens_to_trust(4, cost.most_tokens) == 12  # a few more than plain decoding at first
     cost.observe(load(4, 12), 0.03, None)
-    assert cost.trusted_tokens(4) == 24
+    assert tokens_to_trust(4, cost.most_tokens) == 24
     cost.observe(load(4, 0), 0.2, None, prefill_tokens=500)
-    assert cost.trusted_tokens(4) == 756
+    assert tokens_to_trust(4, cost.most_tokens) == 756
     warm = make_cost()
     serve(cost, linear, 50)
     warm.load(cost.take_fresh())
-    assert warm.trusted_tokens(4) == np.inf
+    assert tokens_to_trust(4, warm.most_tokens) == np.inf
