@@ -41,14 +41,8 @@ from autospec.records import (
 )
 from autospec.rows import UNKNOWN_SLOT, RequestRows
 from autospec.saving import Saving
-from autospec.step import (
-    NOT_YET,
-    Standing,
-    StepRecord,
-    StepRecords,
-    bound_drafted,
-    conclude,
-)
+from autospec.step import NOT_YET, bound_drafted, conclude
+from autospec.step_record import Standing, StepRecord, StepRecords
 from autospec.stepwise import Stepwise
 from autospec.tuned import KCap
 from autospec.warmup import warm_up

@@ -16,7 +16,7 @@ from autospec.counts import TokenCounts
 from autospec.profile import Identity, Profile, WorkloadProfile
 from autospec.records import EngineInfo, Int16Array, ProposerInfo
 from autospec.rows import RequestArrays
-from autospec.step import Standing, Watch
+from autospec.step_record import Standing, Watch
 
 
 class Estimators:

@@ -18,13 +18,13 @@ from autospec.step import (
     NOT_YET,
     Observed,
     Planned,
-    Step,
     bound_decision,
     bound_drafted,
     conclude,
     look_again,
     look_ahead,
 )
+from autospec.step_record import Step
 
 
 @compiled_brief

@@ -12,7 +12,7 @@ from autospec.policy.base import Decision, Policy, View, plain
 from autospec.probe import ProbeClocks
 from autospec.probing import Probing
 from autospec.speedup import Speedup
-from autospec.step import Watch
+from autospec.step_record import Watch
 
 
 class Rails:

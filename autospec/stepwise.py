@@ -11,15 +11,8 @@ from autospec.policy.base import Decision, Policy, View
 from autospec.rails import Rails
 from autospec.records import BatchState, Float32Array, Float64Array, Int16Array, Mode, Plan
 from autospec.rows import RequestArrays
-from autospec.step import (
-    Offered,
-    Planned,
-    StepRecord,
-    bound_decision,
-    bound_drafted,
-    look_again,
-    look_ahead,
-)
+from autospec.step import Planned, bound_decision, bound_drafted, look_again, look_ahead
+from autospec.step_record import Offered, StepRecord
 
 
 class Stepwise:

@@ -19,15 +19,8 @@ from autospec.probe import ProbeClocks
 from autospec.records import EngineInfo, ProposerInfo
 from autospec.rows import RequestRows
 from autospec.speedup import Speedup
-from autospec.step import (
-    StepRecord,
-    Watch,
-    bound_decision,
-    bound_drafted,
-    conclude,
-    look_again,
-    look_ahead,
-)
+from autospec.step import bound_decision, bound_drafted, conclude, look_again, look_ahead
+from autospec.step_record import StepRecord, Watch
 
 
 def warm_up(

@@ -35,6 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("guard", "probe", "speedup", "allocation", "phases", "proposers.base", "proposers.index"),
     ("policy", "proposers"),
     ("config", "rows", "expectation"),
+    ("step_record",),
     ("step",),
     ("fused", "probing"),
     ("rails",),
