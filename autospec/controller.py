@@ -39,6 +39,7 @@ from autospec.records import (
     Request,
     StepResult,
 )
+from autospec.regression import LEAST_SECONDS, MOST_SECONDS
 from autospec.rows import UNKNOWN_SLOT, RequestRows
 from autospec.saving import Saving
 from autospec.step import NOT_YET, bound_drafted, conclude
@@ -379,7 +380,7 @@ class Controller:
     def _observe(self, plan: Plan, record: StepRecord, result: StepResult, started: float) -> None:
         n, p, rails = record.n, len(self.proposers), self._rails
         step_seconds, draft_seconds = float(result.step_seconds), result.draft_seconds
-        is_timed = cost.LEAST_SECONDS < step_seconds < cost.MOST_SECONDS
+        is_timed = LEAST_SECONDS < step_seconds < MOST_SECONDS
         has_prefill = result.prefill_tokens > 0
         is_routine = is_timed and n > 0 and not has_prefill and self.cost.is_settled
         record.refer_to(self._standing)

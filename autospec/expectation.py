@@ -13,9 +13,10 @@ from math import exp, lgamma, log, sqrt
 
 import numpy as np
 
-from autospec.allocation import throughput_gains
-from autospec.cost import StepCost, StepLoad, paid_tokens
+from autospec.cost import StepCost, StepLoad
+from autospec.gains import throughput_gains
 from autospec.records import Float64Array, ProposerInfo
+from autospec.shapes import paid_tokens
 
 _DEVIATIONS = 6.0  # of the binomial that are averaged over
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from autospec.compiled import compiled
-from autospec.cost import round_up
 from autospec.cost_file import AppendedSeconds, CostFile, LookupSeconds, ModelSeconds
 from autospec.hindsight import replay_bare
 from autospec.policy.static import StaticOptions
@@ -23,6 +22,7 @@ from autospec.proposers.base import Drafts, History
 from autospec.proposers.settings import make_lookup
 from autospec.records import Float32Array, Int16Array, Int32Array, Shape
 from autospec.replay_engine import untuned
+from autospec.shapes import round_up
 from autospec.trace import TraceRequest
 from autospec.tuned import ProposerSettings
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autospec.cost import StepCost, round_up
+from autospec.cost import StepCost
 from autospec.cost_file import CostFile
 from autospec.policy import make_policy
 from autospec.policy.base import PolicyOptions, View
@@ -27,6 +27,7 @@ from autospec.records import (
 )
 from autospec.replay import Progress, ReplayResult, make_engine, run_closed
 from autospec.replay_engine import ReplayEngine
+from autospec.shapes import round_up
 from autospec.trace import TraceRequest
 
 CLAIRVOYANT_ROUNDS = 8

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autospec.cost import FIXED, KNOTS, SLOPES, StepCost
+from autospec.coefficients import FIXED, KNOTS, SLOPES
+from autospec.cost import StepCost
 from autospec.cost_file import LOOKUPS
 from autospec.errors import ProfileError
 from autospec.expectation import Choice, Expectation, Rates, mixed, rates_of_model

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from autospec.cost import DEPTH, StepCost
+from autospec.coefficients import DEPTH
+from autospec.cost import StepCost
 from autospec.policy.base import Decision, Policy, View, plain
 from autospec.probe import DRAFTS, PLAIN, ProbeClocks
 

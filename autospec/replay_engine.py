@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autospec.compiled import compiled
-from autospec.cost import round_up
 from autospec.cost_file import AppendedSeconds, CostFile, LookupSeconds
 from autospec.latency import Finished
 from autospec.proposers.base import Drafts, History, LookupProposer
@@ -31,6 +30,7 @@ from autospec.records import (
     Request,
     StepResult,
 )
+from autospec.shapes import round_up
 from autospec.trace import TraceRequest
 from autospec.tuned import ProposerSettings
 

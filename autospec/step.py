@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from autospec.coefficients import KNOTS, drafting_seconds, forward_seconds
 from autospec.compiled import compiled_brief
-from autospec.cost import (
-    KNOTS,
-    CostArrays,
-    drafting_seconds,
-    forward_seconds,
-    learn_seconds,
-    tokens_to_pay,
-)
 from autospec.counts import count_tokens
 from autospec.guard import note_held, note_speculative
 from autospec.hazards import (
@@ -27,7 +20,9 @@ from autospec.hazards import (
 )
 from autospec.probe import CHEAP, DEAR, ClockArrays, note_arms, repeat_probe, restart_clocks
 from autospec.records import Float32Array, Float64Array, Int16Array, Int32Array, Int64Array
+from autospec.regression import CostArrays, learn_seconds
 from autospec.rows import UNKNOWN_SLOT, RequestArrays, resolve_handles
+from autospec.shapes import tokens_to_pay
 from autospec.speedup import note_worth
 from autospec.step_record import Step, StepArrays
 

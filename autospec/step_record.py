@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from autospec.arrays import FLOAT32, INT16, INT32, INT64, checked
 from autospec.compiled import by_reference
-from autospec.cost import CostArrays
 from autospec.counts import TokenCounts
 from autospec.guard import GuardArrays
 from autospec.hazards import HazardArrays, UInt8Array
@@ -24,6 +23,7 @@ from autospec.records import (
     Int32Array,
     Int64Array,
 )
+from autospec.regression import CostArrays
 from autospec.rows import RequestArrays
 
 _SIZES_KEPT = 32

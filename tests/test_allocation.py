@@ -17,17 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from autospec.allocation import (
-    Aim,
-    Prices,
-    Workspace,
-    latency_gains,
-    solve,
-    throughput_gains,
-)
+from autospec.allocation import solve
+from autospec.choice import Aim, Prices, Workspace
+from autospec.coefficients import KNOTS, token_seconds
 from autospec.compiled import by_reference
-from autospec.cost import KNOTS, PADDED, SHAPES, STEPPED, round_up, token_seconds
+from autospec.gains import latency_gains, throughput_gains
 from autospec.records import Float32Array, Float64Array, Int16Array, Shape
+from autospec.shapes import PADDED, SHAPES, STEPPED, round_up
 
 CAPTURED = np.array([2, 4, 6, 8], dtype=np.int32)
 NONE = -1

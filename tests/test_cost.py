@@ -7,16 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autospec.cost import (
-    KNOTS,
-    StepCost,
-    StepLoad,
-    paid_tokens,
-    round_up,
-    token_seconds,
-    tokens_to_trust,
-)
+from autospec.coefficients import KNOTS, token_seconds, tokens_to_trust
+from autospec.cost import StepCost, StepLoad
 from autospec.records import EngineInfo, Float64Array, ProposerInfo, Shape
+from autospec.shapes import paid_tokens, round_up
 
 LOOKUP = ProposerInfo("ngram", "lookup", 8)
 DRAFT = ProposerInfo("draft", "sequential", 8)

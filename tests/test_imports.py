@@ -16,7 +16,9 @@ PACKAGE = Path(autospec.__file__).parent
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "records", "compiled", "octave", "arrays", "progress", "feed", "turns"),
-    ("counts", "hazards", "tuned"),
+    ("counts", "hazards", "tuned", "coefficients", "shapes", "pace"),
+    ("regression", "choice", "gains"),
+    ("depths", "cut"),
     (
         "acceptance",
         "cost",

@@ -13,11 +13,13 @@ import numpy as np
 
 from autospec.check.devices import Device
 from autospec.check.samples import Sample
-from autospec.cost import KNOTS, LAYOUT, NUM_DRAFT, NUM_VERIFY, SLOPES, StepCost, paid_tokens
+from autospec.coefficients import KNOTS, NUM_DRAFT, NUM_VERIFY, SLOPES
+from autospec.cost import LAYOUT, StepCost
 from autospec.cost_file import CostFile, LookupSeconds
 from autospec.errors import InputError
 from autospec.profile import Profile
 from autospec.records import EngineInfo, ProposerInfo
+from autospec.shapes import paid_tokens
 
 _TRUST = 1.5
 """How far beyond the measured tokens of a step its time is still said."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from autospec.allocation import Workspace
+from autospec.choice import Workspace
 from autospec.compiled import by_reference
 from autospec.cost import StepCost
 from autospec.octave import octave_of

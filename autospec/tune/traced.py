@@ -11,7 +11,7 @@ import numpy as np
 
 from autospec.config import Settings
 from autospec.controller import Controller
-from autospec.cost import StepCost, StepLoad, paid_tokens
+from autospec.cost import StepCost, StepLoad
 from autospec.cost_file import CostFile, LookupSeconds, ModelSeconds, StepSeconds
 from autospec.errors import EngineError
 from autospec.hindsight import BarePolicy
@@ -29,6 +29,7 @@ from autospec.records import (
 )
 from autospec.replay import ClosedLoop
 from autospec.replay_engine import Decider, ReplayEngine, untuned
+from autospec.shapes import paid_tokens
 from autospec.trace import TraceRequest
 from autospec.tuned import KCap, ProposerSettings
 

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from autospec.allocation import Prices, throughput_gains
-from autospec.cost import KNOTS
+from autospec.choice import Prices
+from autospec.coefficients import KNOTS
+from autospec.gains import throughput_gains
 from autospec.octave import octave_of
 from autospec.policy.appended import (
     Appended,

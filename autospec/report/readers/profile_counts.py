@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autospec import acceptance, cost
+from autospec import acceptance, coefficients, cost
 from autospec.cost import StepCost
 from autospec.cost_file import LOOKUPS
 from autospec.errors import ProfileError
@@ -139,7 +139,7 @@ def _cost_fit(path: Path, profile: Profile) -> CostFit | None:
         reference = statistics["reference"]
     except KeyError as error:
         raise ProfileError(f"{path}: cost.step lacks {error}") from None
-    models = (gram.shape[-1] - cost.NUM_VERIFY) // cost.NUM_DRAFT
+    models = (gram.shape[-1] - coefficients.NUM_VERIFY) // coefficients.NUM_DRAFT
     if gram.shape[0] != 2 * NUM_OCTAVES + models or reference[-1] <= 0.0:
         return None
     model = StepCost(_proposers(profile, models), _engine(profile))
@@ -167,14 +167,14 @@ def _engine(profile: Profile) -> EngineInfo:
 def _cell(
     index: int, steps: float, gram: Float64Array, moment: Float64Array, beta: Float64Array
 ) -> CostCell:
-    means = gram[cost.FIXED] / gram[cost.FIXED, cost.FIXED]
+    means = gram[coefficients.FIXED] / gram[coefficients.FIXED, coefficients.FIXED]
     return CostCell(
         octave=index % NUM_OCTAVES,
         is_speculative=index >= NUM_OCTAVES,
         steps=steps,
-        tokens=float(means[cost.SLOPES : cost.CONTEXT].sum()),
-        requests=float(means[cost.REQUESTS]),
-        context_tokens=float(means[cost.CONTEXT]),
-        seconds=float(moment[cost.FIXED] / gram[cost.FIXED, cost.FIXED]),
+        tokens=float(means[coefficients.SLOPES : coefficients.CONTEXT].sum()),
+        requests=float(means[coefficients.REQUESTS]),
+        context_tokens=float(means[coefficients.CONTEXT]),
+        seconds=float(moment[coefficients.FIXED] / gram[coefficients.FIXED, coefficients.FIXED]),
         predicted_seconds=float(np.dot(means, beta)),
     )
