@@ -10,7 +10,6 @@ remove the file after changing decision_runs.py.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import multiprocessing
 import os
@@ -25,8 +24,9 @@ from typing import Any
 
 import decision_plot
 import decision_runs
+from fingerprint import fingerprint
 
-from autospec.config import load_settings
+from autospec.config import Settings, load_settings
 
 WORKLOADS = ("chat", "code-edit", "math", "summarize")
 MIX = "mix"
@@ -96,7 +96,7 @@ class Runs:
         self._path: Path | None = options.json
         self._kept: dict[str, Any] = {}
         self._options = options
-        self._settings = load_settings(options.policy).model_dump_json()
+        self._settings = load_settings(options.policy)
         if self._path is not None and self._path.exists():
             self._kept = json.loads(self._path.read_text(encoding="utf-8")).get("runs", {})
 
@@ -147,62 +147,27 @@ class Runs:
         save()
 
 
-_CODE: dict[tuple[tuple[str, ...], str], str] = {}
-_ENGINE = (
-    "latency.py",
-    "replay.py",
-    "replay_engine.py",
-    "cost_file.py",
-    "hindsight.py",
-    "fixed_arms.py",
-    "trace.py",
-    "proposers/*.py",
-    "policy/base.py",
-    "policy/static.py",
-    "policy/lookup_first.py",
+_IN_HINDSIGHT = ("autospec.hindsight", "autospec.fixed_arms", "autospec.policy.lookup_first")
+_ONLINE = (
+    "autospec.controller",
+    "autospec.config",
+    "autospec.cost",
+    "autospec.policy",
+    "autospec.policy.offer_gate",
+    "autospec.policy.program",
 )
-_CONTROLLER = (
-    *_ENGINE,
-    "acceptance.py",
-    "allocation.py",
-    "controller.py",
-    "compiled.py",
-    "cost.py",
-    "estimators.py",
-    "expectation.py",
-    "fused.py",
-    "guard.py",
-    "hazards.py",
-    "octave.py",
-    "probe.py",
-    "rows.py",
-    "step.py",
-    "policy/goodput.py",
-    "policy/going_rate.py",
-    "policy/kept_share.py",
-    "policy/appended.py",
-    "policy/offer_gate.py",
-    "policy/program.py",
-)
+"""What a run in hindsight imports, but does not ask."""
 
 
-def _code(settings: str, name: str, arguments: tuple[Any, ...]) -> str:
+def _code(settings: Settings, name: str, arguments: tuple[Any, ...]) -> str:
     """A fingerprint of the code and the settings that a run depends on."""
-    files: tuple[str, ...] = _CONTROLLER
-    text = settings
     if name in decision_runs.IN_HINDSIGHT or "plain" in arguments:
-        files, text = _ENGINE, ""
-    elif name == "closed" and arguments[0] != decision_runs.DEFAULT:
-        rival = str(arguments[0]).partition(":")[0].rstrip("+")
-        files, text = (*_ENGINE, f"policy/{rival}.py", "policy/arms.py"), ""
-    if (files, text) not in _CODE:
-        package = Path(decision_runs.__file__).parent.parent / "autospec"
-        digest = hashlib.sha256(text.encode())
-        for pattern in files:
-            for path in sorted(package.glob(pattern)):
-                digest.update(path.read_bytes())
-        _CODE[files, text] = digest.hexdigest()[:8]
-    return _CODE[files, text]
+        return fingerprint(_IN_HINDSIGHT, _ONLINE)
+    policy, text = settings.policy.name, settings.model_dump_json()
+    if name == "closed" and arguments[0] != decision_runs.DEFAULT:
+        policy, text = str(arguments[0]).partition(":")[0].rstrip("+"), ""
+    modules = (*_IN_HINDSIGHT, "autospec.replay", f"autospec.policy.{policy}")
+    return fingerprint(modules, ("autospec.policy",), text)  # not every policy there is
 
 
 @dataclass(frozen=True, slots=True)
