@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from autospec.errors import AutoSpecError
     from autospec.journal import Journal
     from autospec.metrics import Metrics, MetricsServer
-    from autospec.profile import Identity, Profile, load_profile
+    from autospec.profile import Identity, Profile
+    from autospec.profile_file import load_profile
     from autospec.records import (
         NO_PROPOSER,
         BatchState,
@@ -51,7 +52,8 @@ _MODULES = {
     "autospec.errors": ("AutoSpecError",),
     "autospec.journal": ("Journal",),
     "autospec.metrics": ("Metrics", "MetricsServer"),
-    "autospec.profile": ("Identity", "Profile", "load_profile"),
+    "autospec.profile": ("Identity", "Profile"),
+    "autospec.profile_file": ("load_profile",),
     "autospec.records": (
         "NO_PROPOSER",
         "BatchState",

@@ -21,7 +21,8 @@ from autospec.journal import Journal
 from autospec.metrics import Metrics
 from autospec.phases import ADAPTIVE, PLAIN
 from autospec.policy.static import StaticOptions
-from autospec.profile import Identity, Profile, warm_start
+from autospec.profile import Identity, Profile
+from autospec.profile_file import warm_start
 from autospec.prompts import Prompt
 from autospec.proposers.base import LookupProposer
 from autospec.proposers.draft_model import DraftModelProposer

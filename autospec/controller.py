@@ -25,7 +25,8 @@ from autospec.policy import make_policy
 from autospec.policy.base import NO_ARM, Outcome
 from autospec.policy.program import LEARNED, NEW_WORKLOAD, Memory
 from autospec.probe import CHEAP
-from autospec.profile import Identity, Profile, warm_start
+from autospec.profile import Identity, Profile
+from autospec.profile_file import warm_start
 from autospec.rails import Rails
 from autospec.records import (
     NO_PROPOSER,

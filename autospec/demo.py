@@ -8,14 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from autospec.arms import parse_arms
-from autospec.bench import (
-    Comparison,
-    checked_heads,
-    kept_settings,
-    load_model,
-    run_comparison,
-    tell_heads,
-)
+from autospec.bench import checked_heads, kept_settings, load_model, run_comparison, tell_heads
+from autospec.comparison import Comparison
 from autospec.config import load_settings
 from autospec.engine.demo_model import cache_folder, ensure_demo_model
 from autospec.json_file import check_writable

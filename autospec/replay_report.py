@@ -28,7 +28,8 @@ from autospec.hindsight import (
     replay_plain,
 )
 from autospec.policy.off import OffOptions
-from autospec.profile import Profile, load_profile
+from autospec.profile import Profile
+from autospec.profile_file import load_profile
 from autospec.replay import (
     MAX_RUNNING,
     ReplayResult,

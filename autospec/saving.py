@@ -8,7 +8,8 @@ from pathlib import Path
 
 from autospec.config import ProfileSettings
 from autospec.estimators import Estimators
-from autospec.profile import Profile, save_delta
+from autospec.profile import Profile
+from autospec.profile_file import save_delta
 from autospec.workload import Workloads
 
 

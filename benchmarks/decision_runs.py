@@ -35,7 +35,8 @@ from autospec.policy.goodput import GoodputOptions
 from autospec.policy.lookup_first import LookupFirstOptions
 from autospec.policy.off import OffOptions
 from autospec.policy.static import StaticOptions
-from autospec.profile import Profile, load_profile
+from autospec.profile import Profile
+from autospec.profile_file import load_profile
 from autospec.records import (
     BatchState,
     Float32Array,

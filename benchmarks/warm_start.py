@@ -23,7 +23,8 @@ import numpy as np
 from autospec.config import load_settings
 from autospec.controller import Controller
 from autospec.cost_file import CostFile, read_cost_file
-from autospec.profile import Profile, load_profile
+from autospec.profile import Profile
+from autospec.profile_file import load_profile
 from autospec.records import EngineInfo, Float64Array
 from autospec.replay import ClosedLoop
 from autospec.trace import TraceRequest, read_traces

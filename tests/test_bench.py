@@ -15,6 +15,7 @@ from rich.console import Console
 from autospec import bench
 from autospec.arms import Arm, ArmInputs, ArmSpec, encode, parse_arms
 from autospec.bench import BenchOptions, bench_phases, parse_loads, run_bench
+from autospec.comparison import Comparison, Outcome, compare
 from autospec.config import load_settings
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
@@ -155,9 +156,7 @@ def test_a_profile_of_something_else_is_left_alone(options: BenchOptions, tmp_pa
 def test_a_machine_too_slow_skips_rounds_but_no_phase(
     options: BenchOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare = bench.compare
-
-    def hurried(comparison: bench.Comparison, console: Console) -> bench.Outcome:
+    def hurried(comparison: Comparison, console: Console) -> Outcome:
         return compare(replace(comparison, budget_seconds=0.0), console)
 
     monkeypatch.setattr(bench, "compare", hurried)

@@ -14,7 +14,8 @@ from typer.main import get_command
 
 from autospec import __version__, cli
 from autospec.errors import EngineError, MissingDependency, ModelError
-from autospec.profile import Identity, Profile, WorkloadProfile, load_profile, save_profile
+from autospec.profile import Identity, Profile, WorkloadProfile
+from autospec.profile_file import load_profile, save_profile
 
 
 class Command:

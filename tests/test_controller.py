@@ -15,10 +15,11 @@ from prometheus_client import CollectorRegistry
 from autospec.config import load_settings, parse_settings
 from autospec.controller import Controller
 from autospec.errors import ConfigError, ProfileError, ProfileMismatch
-from autospec.journal import Journal, read_journal
+from autospec.journal import Journal
+from autospec.journal_reader import read_journal
 from autospec.metrics import Metrics
 from autospec.policy.base import Decision, View
-from autospec.profile import load_profile
+from autospec.profile_file import load_profile
 from autospec.records import BatchState, EngineInfo, ProposerInfo, Request, StepResult
 from tests.simulated_engine import (
     ENGINE,

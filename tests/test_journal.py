@@ -13,17 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autospec.errors import InputError
-from autospec.journal import (
+from autospec.journal import Journal, open_journal
+from autospec.journal_lines import (
     MAX_GROUPS,
     MAX_STEP_BYTES,
-    Journal,
     JournalStep,
     RestOfStep,
     StepGroup,
     encode_step,
-    open_journal,
-    read_journal,
 )
+from autospec.journal_reader import read_journal
 from autospec.records import Mode, Plan, StepResult
 
 

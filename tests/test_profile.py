@@ -16,20 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autospec.errors import CorruptProfile, ProfileError, ProfileMismatch
-from autospec.profile import (
-    SECONDS_PER_DAY,
-    Identity,
-    Profile,
-    Statistics,
-    WorkloadProfile,
-    load_profile,
-    merge,
-    parse_profile,
-    profile_json,
-    save_delta,
-    save_profile,
-    warm_start,
-)
+from autospec.profile import SECONDS_PER_DAY, Identity, Profile, Statistics, WorkloadProfile, merge
+from autospec.profile_file import load_profile, save_delta, save_profile, warm_start
+from autospec.profile_json import parse_profile, profile_json
 from autospec.records import EngineInfo, ProposerInfo
 from autospec.tuned import KCap, ProposerSettings, Provenance, Tuning
 
@@ -337,7 +326,7 @@ def test_a_file_that_another_process_puts_right_is_not_kept_aside(
         save_profile(place, profile(5.0))
         yield
 
-    monkeypatch.setattr("autospec.profile._locked", after_another)
+    monkeypatch.setattr("autospec.profile_file._locked", after_another)
     loaded = warm_start(path, IDENTITY, *LAYOUTS)
     assert loaded is not None
     assert_same(loaded, profile(5.0))

@@ -46,7 +46,7 @@ from autospec.check.tokens import load_tokenizer, output_ids, prompt_ids
 from autospec.cost_file import read_cost_file
 from autospec.errors import InputError
 from autospec.json_file import check_writable, write_json
-from autospec.profile import load_profile
+from autospec.profile_file import load_profile
 from autospec.prompts import Prompt, read_prompts
 from autospec.report import check_report, write_report
 

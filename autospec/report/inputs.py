@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from autospec.errors import InputError
-from autospec.profile import FORMAT
+from autospec.profile_json import FORMAT
 from autospec.report.readers.bench_run import BenchRun, read_bench
 from autospec.report.readers.check_run import CheckRun, read_check
 from autospec.report.readers.journal_run import JournalRun, read_journal_runs

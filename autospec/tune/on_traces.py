@@ -10,7 +10,8 @@ from autospec.config import Settings
 from autospec.cost_file import read_cost_file
 from autospec.errors import InputError
 from autospec.json_file import write_json
-from autospec.profile import Profile, save_profile
+from autospec.profile import Profile
+from autospec.profile_file import save_profile
 from autospec.records import EngineInfo
 from autospec.report import write_report
 from autospec.trace import read_traces

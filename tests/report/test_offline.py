@@ -13,7 +13,8 @@ from autospec.check.result import CheckResult, WorkloadFacts, result_json
 from autospec.check.samples import Level, Shares
 from autospec.check.verdict import Verdict
 from autospec.latency import Percentiles
-from autospec.profile import Profile, save_profile
+from autospec.profile import Profile
+from autospec.profile_file import save_profile
 from autospec.report import write_report
 from autospec.report.inputs import read_inputs
 from autospec.report.sections.best_choice import grid_of_check, grid_of_profile

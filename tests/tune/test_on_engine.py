@@ -15,7 +15,7 @@ from autospec.config import ProfileSettings, Settings
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.phases import ADAPTIVE
-from autospec.profile import load_profile, save_profile
+from autospec.profile_file import load_profile, save_profile
 from autospec.records import EngineInfo, ProposerInfo
 from autospec.tune import on_engine, tuner
 from autospec.tune.run import run_tune

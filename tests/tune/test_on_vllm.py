@@ -21,7 +21,8 @@ from autospec.config import Settings
 from autospec.cost import StepLoad
 from autospec.errors import InputError, MissingDependency
 from autospec.estimators import Estimators
-from autospec.profile import Profile, load_profile, save_profile
+from autospec.profile import Profile
+from autospec.profile_file import load_profile, save_profile
 from autospec.proposers.settings import LOOKUP_DEFAULTS
 from autospec.records import EngineInfo, ProposerInfo
 from autospec.trace import read_traces

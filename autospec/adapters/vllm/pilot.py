@@ -25,7 +25,8 @@ from autospec.controller import Controller
 from autospec.errors import ProfileError
 from autospec.journal import open_journal
 from autospec.metrics import Metrics
-from autospec.profile import Identity, load_profile
+from autospec.profile import Identity
+from autospec.profile_file import load_profile
 from autospec.proposers.base import BindableLookup, LookupProposer
 from autospec.proposers.settings import make_lookup, untuned_lookups
 from autospec.records import (

@@ -12,13 +12,8 @@ from pathlib import Path
 from typing import get_args
 
 from autospec.errors import InputError
-from autospec.journal import (
-    JournalHeader,
-    JournalStep,
-    TornLine,
-    WorkloadName,
-    iterate_journal,
-)
+from autospec.journal_lines import JournalHeader, JournalStep, WorkloadName
+from autospec.journal_reader import TornLine, iterate_journal
 from autospec.octave import octave_of
 from autospec.phases import OFF
 from autospec.records import NO_PROPOSER, Mode

@@ -16,7 +16,8 @@ from autospec.cost_file import LOOKUPS
 from autospec.errors import ProfileError
 from autospec.octave import NUM_OCTAVES
 from autospec.outlook import Outlook, outlook
-from autospec.profile import Profile, Statistics, load_profile
+from autospec.profile import Profile, Statistics
+from autospec.profile_file import load_profile
 from autospec.records import EngineInfo, Float64Array, ProposerInfo
 from autospec.report.readers.counts import POSITIONS, Counts
 from autospec.report.wording import moment
