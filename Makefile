@@ -100,7 +100,7 @@ test-vllm: $(VLLM_STAMP)
 	for library in $(abspath $(VLLM_VENV))/lib/libiomp5.so /usr/lib/*-linux-gnu/libtcmalloc_minimal.so.4; do
 		[ ! -e "$$library" ] || LD_PRELOAD="$${LD_PRELOAD:+$$LD_PRELOAD:}$$library"
 	done
-	export LD_PRELOAD NUMBA_CACHE_DIR=$(abspath $(VLLM_VENV))/numba  # another numba than .venv's
+	export LD_PRELOAD
 	$(VLLM_BIN)/python -m pytest -v --durations=10 tests/adapters $(TEST_ARGS)
 
 .PHONY: clean
