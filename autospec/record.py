@@ -20,14 +20,13 @@ from rich.progress import Progress
 
 from autospec.arms import encode
 from autospec.bench import load_model
-from autospec.engine.cache import SlotCache
 from autospec.engine.decoder import Decoder
-from autospec.engine.drafting import DraftTask, Kept, ModelDrafts, ModelProposer
+from autospec.engine.drafting import DraftTask, ModelDrafts, ModelProposer
 from autospec.engine.model import CausalModel
+from autospec.engine.relay import Relay
 from autospec.engine.request import GenerationRequest
 from autospec.errors import InputError
 from autospec.prompts import Prompt, read_prompts
-from autospec.proposers.base import History
 from autospec.proposers.draft_model import DraftModelProposer
 from autospec.proposers.heads import load_head
 from autospec.records import (
@@ -35,10 +34,8 @@ from autospec.records import (
     BatchState,
     Float32Array,
     Int16Array,
-    Int32Array,
     Int64Array,
     Plan,
-    ProposerInfo,
     Request,
     StepResult,
 )
@@ -70,13 +67,11 @@ class _Tape:
     drafts: dict[int, Int64Array] = field(default_factory=dict)
 
 
-class DraftRecorder:
+class DraftRecorder(Relay):
     """A proposer and its controller in one: drafts at every position, verifies nothing."""
 
     def __init__(self, inner: ModelProposer) -> None:
-        self.info: ProposerInfo = inner.info
-        self.hidden_layers = inner.hidden_layers
-        self._inner = inner
+        super().__init__(inner)
         self._tapes: dict[str, _Tape] = {}
         self._by_slot: dict[int, _Tape] = {}
         self._slot = -1
@@ -99,35 +94,19 @@ class DraftRecorder:
 
     # As a proposer -------------------------------------------------------------------------
 
-    def attach(self, target: CausalModel, cache: SlotCache) -> None:
-        """Passed on."""
-        self._inner.attach(target, cache)
-
     def reset(self, slot: int) -> None:
         """Passed on; the next request that starts is in this slot."""
-        self._inner.reset(slot)
+        super().reset(slot)
         self._slot = slot
-
-    def stale_tokens(self, history: History, slots: Int32Array) -> Int32Array:
-        """Passed on."""
-        return self._inner.stale_tokens(history, slots)
-
-    def memory_bytes(self) -> int:
-        """Passed on."""
-        return self._inner.memory_bytes()
 
     def draft(self, task: DraftTask) -> ModelDrafts:
         """Passed on and kept."""
-        drafts = self._inner.draft(task)
+        drafts = super().draft(task)
         for row, slot in enumerate(task.slots.tolist()):
             count = int(drafts.lengths[row])
             known = int(task.history.lengths[slot])
             self._by_slot[slot].drafts[known] = drafts.tokens[row, :count].copy()
         return drafts
-
-    def commit(self, kept: Kept, history: History) -> None:
-        """Passed on."""
-        self._inner.commit(kept, history)
 
     # As a controller -----------------------------------------------------------------------
 

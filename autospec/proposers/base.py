@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from autospec.records import Float32Array, Int16Array, Int32Array, ProposerInfo
 
 
@@ -27,6 +29,12 @@ class Drafts:
     tokens: Int32Array  # [n, k]
     lengths: Int16Array  # [n]
     confidence: Float32Array  # [n, k]
+
+
+def smallest_call() -> tuple[History, Int32Array, Drafts]:
+    """A history without text, its slot and room for one token, to compile kernels with."""
+    drafts = Drafts(np.zeros((1, 1), np.int32), np.zeros(1, np.int16), np.zeros((1, 1), np.float32))
+    return History(np.zeros((1, 1), np.int32), np.zeros(1, np.int32)), np.zeros(1, np.int32), drafts
 
 
 class LookupProposer(Protocol):

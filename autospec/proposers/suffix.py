@@ -19,7 +19,7 @@ import numpy as np
 
 from autospec.compiled import by_reference, compiled, compiled_brief, prepared
 from autospec.errors import InputError
-from autospec.proposers.base import Drafts, History
+from autospec.proposers.base import Drafts, History, smallest_call
 from autospec.proposers.index import (
     Checked,
     bad_slots,
@@ -359,11 +359,7 @@ class SuffixProposer:
         self._warm()
 
     def _warm(self) -> None:
-        history = History(np.zeros((1, 1), np.int32), np.zeros(1, np.int32))
-        drafts = Drafts(
-            np.zeros((1, 1), np.int32), np.zeros(1, np.int16), np.zeros((1, 1), np.float32)
-        )
-        slots = np.zeros(1, np.int32)
+        history, slots, drafts = smallest_call()
         self.propose(history, slots, drafts)
         arguments = self._arguments(history, slots, drafts)
         _propose_bound(arguments, 0)

@@ -12,19 +12,18 @@ from numpy.typing import NDArray
 
 from autospec.arms import Arm, ArmInputs, ArmSpec, encode, engine_info, generation_request
 from autospec.config import Settings
-from autospec.engine.cache import SlotCache
-from autospec.engine.drafting import DraftTask, Kept, ModelDrafts, ModelProposer
+from autospec.engine.drafting import DraftTask, ModelDrafts, ModelProposer
 from autospec.engine.model import CausalModel
+from autospec.engine.relay import Relay
 from autospec.engine.request import GenerationRequest
 from autospec.errors import InputError
 from autospec.phases import ADAPTIVE, PLAIN, arm_order, tokens_per_second
 from autospec.profile import Profile, merge
 from autospec.prompts import Prompt
-from autospec.proposers.base import History
 from autospec.proposers.draft_model import DraftModelProposer
 from autospec.proposers.heads import load_head
 from autospec.record import record
-from autospec.records import EngineInfo, Float32Array, Int32Array, ProposerInfo
+from autospec.records import EngineInfo, Float32Array
 from autospec.trace import TraceRequest
 from autospec.tune.traced import interleaved
 from autospec.tuned import ProposerSettings
@@ -55,40 +54,26 @@ class Models:
         return tuple(found)
 
 
-class ConfidenceTap:
+class ConfidenceTap(Relay):
     """Passes everything on to a model, and keeps how sure it was of every draft.
 
     A request is known by its prompt, so prompts must differ.
     """
 
     def __init__(self, inner: ModelProposer) -> None:
-        self.info: ProposerInfo = inner.info
-        self.hidden_layers = inner.hidden_layers
-        self._inner = inner
+        super().__init__(inner)
         self._prompts: dict[int, bytes] = {}
         self._lengths: dict[int, int] = {}
         self._sure: dict[bytes, dict[int, Float32Array]] = {}
 
-    def attach(self, target: CausalModel, cache: SlotCache) -> None:
-        """Passed on."""
-        self._inner.attach(target, cache)
-
     def reset(self, slot: int) -> None:
         """Passed on; the slot's next draft is a new request's first."""
-        self._inner.reset(slot)
+        super().reset(slot)
         self._prompts.pop(slot, None)
-
-    def stale_tokens(self, history: History, slots: Int32Array) -> Int32Array:
-        """Passed on."""
-        return self._inner.stale_tokens(history, slots)
-
-    def memory_bytes(self) -> int:
-        """Passed on."""
-        return self._inner.memory_bytes()
 
     def draft(self, task: DraftTask) -> ModelDrafts:
         """Passed on, and its confidence kept by request and position."""
-        drafts = self._inner.draft(task)
+        drafts = super().draft(task)
         for row, slot in enumerate(task.slots.tolist()):
             known = int(task.history.lengths[slot])
             if slot not in self._prompts:  # one output token is known when first anybody drafts
@@ -98,10 +83,6 @@ class ConfidenceTap:
             count = int(drafts.lengths[row])
             kept[known - self._lengths[slot]] = drafts.confidence[row, :count].copy()
         return drafts
-
-    def commit(self, kept: Kept, history: History) -> None:
-        """Passed on."""
-        self._inner.commit(kept, history)
 
     def confidence(self, request: TraceRequest) -> Float32Array:
         """[output, k] of a recorded request; 0 where nothing was drafted."""

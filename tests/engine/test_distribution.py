@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from autospec.engine import verification
 from autospec.engine.decoder import Decoder
+from autospec.engine.drafting import ModelProposer
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.engine.sampling import (
@@ -257,34 +258,47 @@ def tiny_target() -> LlamaForCausalLM:
     return model
 
 
-@pytest.mark.parametrize("drafting", ["similar draft", "adversarial draft"])
-def test_decoder_keeps_the_distribution(drafting: str) -> None:
-    """Draft model and point masses, mixed at random with plain rows, trimmed by confidence."""
-    settings = SETTINGS["hot-all"]
-    model = tiny_target()
+def pairs_of(model: LlamaForCausalLM) -> NDArray[np.float64]:
+    """Probability of every two-token continuation, [vocab * vocab]."""
     logits = {}
     with torch.inference_mode():
         for tokens in [[START], *([START, token] for token in range(VOCAB))]:
             row = model(torch.tensor([tokens])).logits[0, -1]
             logits[tuple(tokens)] = row.double().numpy()
+    return exact_pairs(lambda tokens: logits[tuple(tokens)], SETTINGS["hot-all"])
+
+
+def drafted_pairs(
+    target: CausalModel, proposer: ModelProposer, samples: int
+) -> tuple[NDArray[np.int64], tuple[int, int]]:
+    """How often each pair came, [vocab * vocab], and how many drafts of each were verified.
+
+    Point masses and ``proposer`` draft, mixed at random with plain rows, trimmed by confidence.
+    """
+    controller = ConfidentController(2, 2, np.random.default_rng(4))
+    decoder = Decoder(target, [FixedLookup(), proposer], controller, slots=500, capacity=6)
+    request = GenerationRequest([START], max_tokens=3, sampling=SETTINGS["hot-all"])
+    counts = np.zeros(VOCAB * VOCAB, dtype=np.int64)
+    for output in decoder.generate([request] * samples):
+        counts[output.token_ids[0] * VOCAB + output.token_ids[1]] += 1
+    by_lookup, by_model = (
+        sum(int(result.verified[plan.proposer == p].sum()) for plan, result in controller.results)
+        for p in range(2)
+    )
+    return counts, (by_lookup, by_model)
+
+
+@pytest.mark.parametrize("drafting", ["similar draft", "adversarial draft"])
+def test_decoder_keeps_the_distribution(drafting: str) -> None:
+    model = tiny_target()
+    expected = pairs_of(model)
     draft = copy.deepcopy(model)
     with torch.no_grad():
         if drafting == "similar draft":
             draft.lm_head.weight.add_(torch.randn_like(draft.lm_head.weight) * 0.1)
         else:
             draft.lm_head.weight.neg_()
-    controller = ConfidentController(2, 2, np.random.default_rng(4))
-    decoder = Decoder(
-        CausalModel(model),
-        [FixedLookup(), DraftModelProposer(CausalModel(draft), max_k=2)],
-        controller,
-        slots=500,
-        capacity=6,
-    )
-    request = GenerationRequest([START], max_tokens=3, sampling=settings)
-    counts = np.zeros(VOCAB * VOCAB, dtype=np.int64)
-    for output in decoder.generate([request] * SAMPLES):
-        counts[output.token_ids[0] * VOCAB + output.token_ids[1]] += 1
-    verified = sum(int(result.verified.sum()) for _, result in controller.results)
-    assert verified > SAMPLES // 10
-    assert deviation(counts, exact_pairs(lambda tokens: logits[tuple(tokens)], settings)) < FITS
+    proposer = DraftModelProposer(CausalModel(draft), max_k=2)
+    counts, verified = drafted_pairs(CausalModel(model), proposer, SAMPLES)
+    assert sum(verified) > SAMPLES // 10
+    assert deviation(counts, expected) < FITS

@@ -197,29 +197,13 @@ def test_greedy_output_is_that_of_plain_decoding(tmp_path: Path) -> None:
 
 
 def test_sampling_keeps_the_distribution(tmp_path: Path) -> None:
-    settings = distribution.SETTINGS["hot-all"]
     model = distribution.tiny_target()
-    logits = {}
-    with torch.inference_mode():
-        for tokens in [[3], *([3, token] for token in range(distribution.VOCAB))]:
-            row = model(torch.tensor([tokens])).logits[0, -1]
-            logits[tuple(tokens)] = row.double().numpy()
+    expected = distribution.pairs_of(model)
     sizes = MedusaSizes(distribution.VOCAB, model.config.hidden_size, num_heads=2)
     tensors = medusa(sizes, distribution.VOCAB, original=False)
     head = MedusaProposer.load(write_head(tmp_path, config(sizes), tensors))
-    controller = distribution.ConfidentController(2, 2, np.random.default_rng(4))
-    decoder = Decoder(
-        CausalModel(model), [distribution.FixedLookup(), head], controller, slots=500, capacity=6
-    )
-    request = GenerationRequest([3], max_tokens=3, sampling=settings)
-    counts = np.zeros(distribution.VOCAB**2, dtype=np.int64)
-    for output in decoder.generate([request] * 20_000):
-        counts[output.token_ids[0] * distribution.VOCAB + output.token_ids[1]] += 1
-    drafted = sum(
-        int(result.verified[plan.proposer == 1].sum()) for plan, result in controller.results
-    )
-    assert drafted > 2000
-    expected = distribution.exact_pairs(lambda tokens: logits[tuple(tokens)], settings)
+    counts, (_, by_head) = distribution.drafted_pairs(CausalModel(model), head, 20_000)
+    assert by_head > 2000
     assert distribution.deviation(counts, expected) < distribution.FITS
 
 
