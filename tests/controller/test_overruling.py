@@ -1,0 +1,96 @@
+"""The guard and the probes overrule the policy when they should, and only then."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from autospec.metrics import Metrics
+from autospec.policy.base import Decision, View
+from tests.controller.serving import DEAR_TOKENS, modes, replace_in_policy, serve
+from tests.simulated_engine import lookup, model
+
+
+class Stubborn:
+    """A policy's decision replaced by: all draft, whatever it costs."""
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+
+    def __call__(self, view: View) -> Decision:
+        n = view.requests
+        return Decision(np.zeros(n, dtype=np.int16), np.full(n, self.k, dtype=np.int16))
+
+
+def test_the_guard_stops_a_loss_and_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = CollectorRegistry()
+    engine = serve(
+        [lookup(hazard=0.05)],
+        DEAR_TOKENS,
+        yaml="guard: {window_steps: 32, hold_steps: 20}",
+        requests=2,
+        metrics=Metrics(registry),
+    )
+    engine.run(100)
+    replace_in_policy(monkeypatch, engine, "decide", Stubborn(4))
+    engine.run(2000)
+    seen = modes(engine, 2000)
+    activations = registry.get_sample_value("autospec_guard_activations_total")
+    assert activations is not None
+    assert activations >= 4
+    assert seen["guard"] > 0.75 * 2000  # holds grow
+    assert seen["speculate"] > 32 * (activations - 1) / 2
+    engine.drafters[0].hazards = [0.98] * 8
+    engine.run(1500)
+    assert modes(engine, 300).get("speculate", 0) > 250
+
+
+def test_the_guard_lets_go_while_every_step_also_prefills(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = serve([lookup(hazard=0.0)], DEAR_TOKENS, yaml="guard: {hold_steps: 20}", requests=2)
+    engine.run(100)
+    replace_in_policy(monkeypatch, engine, "decide", Stubborn(4))
+    while engine.plans[-1].mode != "guard":
+        engine.step()
+    for _ in range(30):
+        engine.step(prefill_tokens=64)
+    assert engine.plans[-1].mode != "guard"
+
+
+def test_the_guard_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = serve([lookup(hazard=0.0)], DEAR_TOKENS, yaml="guard: {enabled: false}", requests=2)
+    engine.run(50)
+    replace_in_policy(monkeypatch, engine, "decide", Stubborn(4))
+    engine.run(300)
+    assert "guard" not in modes(engine)
+
+
+def test_probes_of_a_bad_model_back_off() -> None:
+    engine = serve([model(hazard=0.0, depth_seconds=0.01)], requests=2)
+    engine.run(3000)
+    tried = [step for step, plan in enumerate(engine.plans) if plan.mode == "probe"]
+    gaps = np.diff(tried)
+    assert 5 <= len(tried) <= 20
+    assert gaps[-1] > 8 * gaps[0]
+
+
+def test_plain_is_probed_while_speculation_goes_well() -> None:
+    engine = serve([lookup(hazard=0.95)], requests=2)
+    engine.run(600)
+    tried = [plan for plan in engine.plans if plan.mode == "probe"]
+    assert len(tried) >= 3
+    assert all(not plan.k.any() for plan in tried)
+
+
+def test_probes_can_be_switched_off() -> None:
+    engine = serve([model(hazard=0.0, depth_seconds=0.01)], yaml="probe: {enabled: false}")
+    engine.run(300)
+    assert "probe" not in modes(engine)
+
+
+def test_few_requests_of_a_large_batch_take_part_in_a_models_probe() -> None:
+    engine = serve([model(hazard=0.0, depth_seconds=0.01)], DEAR_TOKENS, requests=64)
+    engine.run(300)
+    probes = [plan for plan in engine.plans if plan.mode == "probe" and plan.k.any()]
+    assert probes
+    assert all(np.count_nonzero(plan.k) <= 8 for plan in probes)
