@@ -410,31 +410,3 @@ def test_costs_that_nobody_can_have_are_survived() -> None:
             )
             answer = problem.solve()
             assert ((answer.k > 0) == (answer.proposer >= 0)).all()
-
-
-def test_throughput_gains_are_survivals() -> None:
-    hazards = np.array([[[0.5, 0.5, 0.8]]], dtype=np.float32)
-    gains = np.zeros_like(hazards)
-    throughput_gains(hazards, np.array([[2]], dtype=np.int16), np.ones(1), np.ones(1), gains)
-    assert gains[0, 0].tolist() == [0.5, 0.25, 0.0]  # nothing beyond the limit
-
-
-def test_latency_gains_shorten_the_time_per_token() -> None:
-    """One certain token halves a request's time per token, a second one takes it to a third."""
-    hazards = np.ones((1, 1, 2), dtype=np.float32)
-    gains = np.zeros_like(hazards)
-    latency_gains(hazards, np.array([[2]], dtype=np.int16), np.ones(1), np.array([3.0]), gains)
-    assert gains[0, 0] == pytest.approx([3 * (1 - 1 / 2), 3 * (1 / 2 - 1 / 3)])
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=12))
-def test_gains_never_rise_with_the_position(hazards: list[float]) -> None:
-    array = np.array([[hazards]], dtype=np.float32)
-    limits = np.array([[len(hazards)]], dtype=np.int16)
-    for gains in (np.zeros_like(array), np.zeros_like(array)):
-        throughput_gains(array, limits, np.ones(array.shape[1]), np.ones(1), gains)
-        assert (np.diff(gains[0, 0]) <= 1e-6).all()
-        latency_gains(array, limits, np.ones(array.shape[1]), np.ones(1), gains)
-        assert (np.diff(gains[0, 0]) <= 1e-6).all()
-        assert 0.0 <= gains.sum() <= 1.0

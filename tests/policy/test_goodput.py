@@ -178,10 +178,11 @@ def test_slo_goes_on_for_ever() -> None:
     """Weights are applied to this step's gains alone, not again and again to old ones."""
     policy = goodput("slo")
     state = view(2, cost=CHEAP_TOKENS)._replace(behind=np.array([4.0, 4.0]))
-    policy.decide(state)
+    first = names(policy.decide(state))
     short = state._replace(limits=np.minimum(state.limits, 1))
     for _ in range(200):
         policy.decide(short)
+    assert names(policy.decide(state)) == first
 
 
 def test_hysteresis_keeps_a_model_that_is_just_not_worth_it() -> None:
