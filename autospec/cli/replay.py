@@ -69,11 +69,11 @@ def replay(
 
     from autospec.replay_report import (
         DEFAULT_CONCURRENCY,
-        ReplayOptions,
         parse_concurrency,
         parse_rates,
         run_replay,
     )
+    from autospec.replay_tasks import ReplayOptions
 
     if concurrency is None and rate is None:
         concurrency = DEFAULT_CONCURRENCY
