@@ -65,8 +65,9 @@ class Step:
 class Served:
     """A block as it was served. ``first_tokens`` of the ``tokens`` come from prompts. ``choices``
     counts request steps by number of draft tokens; ``steps`` are engine steps. Scheduling them and
-    taking their results in took ``scheduler_seconds``, of which ``overhead_seconds`` are AutoSpec's
-    own. ``timeline`` is step by step."""
+    taking their results in took ``scheduler_seconds``. AutoSpec's own time are
+    ``overhead_seconds``, of which ``learning_seconds`` are spent once a step is with the workers:
+    nobody waits for that where they are other processes or a GPU. ``timeline`` is step by step."""
 
     tokens: int
     first_tokens: int
@@ -77,6 +78,7 @@ class Served:
     steps: int
     scheduler_seconds: float
     overhead_seconds: float
+    learning_seconds: float
     timeline: Sequence[Step]
 
 
@@ -167,6 +169,7 @@ class Server:
             steps=self._steps,
             scheduler_seconds=self._scheduling,
             overhead_seconds=self._overhead,
+            learning_seconds=self._learning,
             timeline=self._timeline,
         )
         while self._engine.has_unfinished_requests():
@@ -207,7 +210,7 @@ class Server:
 
     def _start_counting(self) -> None:
         self._request_steps = self._steps = 0
-        self._scheduling = self._overhead = 0.0
+        self._scheduling = self._overhead = self._learning = 0.0
         self._choices: Counter[int] = Counter()
         self._scheduled = (0, 0, False)  # requests that decode, their draft tokens, any prompts
 
@@ -244,10 +247,13 @@ class Server:
             return
         safely = steering.safely
 
-        def timed(*args: Any, **kwargs: Any) -> Any:
+        def timed(place: str, *args: Any) -> Any:
             began = self._clock()
-            answer = safely(*args, **kwargs)
-            self._overhead += self._clock() - began
+            answer = safely(place, *args)
+            seconds = self._clock() - began
+            self._overhead += seconds
+            if place == "learn":
+                self._learning += seconds
             return answer
 
         steering.safely = timed

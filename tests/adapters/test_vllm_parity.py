@@ -108,6 +108,33 @@ def test_random_k_and_proposers(
         assert not samples(steering, "autospec_fallbacks_total")
 
 
+def test_a_step_is_learned_from_once_the_next_one_is_with_the_workers(
+    plain: dict[int, list[int]], standing: Standing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with standing.engine("ngram") as llm:
+        pilot, core = steering_of(llm).pilot, llm.llm_engine.engine_core.engine_core
+        calls: list[str] = []
+
+        def note_calls(of: Any, name: str) -> None:
+            call = getattr(of, name)
+
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                calls.append(name)
+                return call(*args, **kwargs)
+
+            monkeypatch.setattr(of, name, noted)
+
+        note_calls(core.model_executor, "execute_model")
+        note_calls(pilot, "note")
+        note_calls(pilot, "learn")
+        assert generate(llm, TEXTS) == plain
+        assert calls.count("learn") == calls.count("note") > 10
+        learned = [at for at, call in enumerate(calls) if call == "learn"]
+        before = [calls[at - 1] for at in learned]
+        assert before[:-1] == ["execute_model"] * (len(learned) - 1)
+        assert before[-1] == "note"  # nothing ran any more
+
+
 @pytest.mark.parametrize("method", ["eagle", "draft_model"])
 def test_planned_one_step_ahead(
     method: str,
@@ -140,7 +167,9 @@ def test_a_policy_that_tries_everything(
         assert not samples(steering, "autospec_fallbacks_total")
 
 
-@pytest.mark.parametrize("place", ["decide", "learn", "start", "finish", "plan", "offer", "update"])
+@pytest.mark.parametrize(
+    "place", ["decide", "policy", "start", "finish", "plan", "offer", "note", "learn"]
+)
 @pytest.mark.parametrize("method", ["draft_model", "ngram"])
 def test_faults_leave_the_engine_running(
     method: str,
@@ -158,7 +187,7 @@ def test_faults_leave_the_engine_running(
         random_decisions(pilot)
         if place == "decide":
             decide_with(pilot, fail)
-        elif place == "learn":
+        elif place == "policy":
             pilot.controller.policy.learn = fail  # type: ignore[method-assign]
         elif place == "start":
             pilot.controller.start = fail  # type: ignore[method-assign]
@@ -169,8 +198,10 @@ def test_faults_leave_the_engine_running(
         elif place == "offer":
             for lookup in pilot.lookups:
                 lookup.propose = lookup.bind = fail  # type: ignore[attr-defined,method-assign]
+        elif place == "note":
+            pilot.note = fail  # type: ignore[method-assign]
         else:
-            pilot.observe = fail  # type: ignore[method-assign]
+            pilot.learn = fail  # type: ignore[method-assign]
         assert generate(llm, TEXTS) == plain
         assert sum(samples(steering, "autospec_fallbacks_total").values()) > 0
     assert sum("injected" in (each.exc_text or "") for each in caplog.records) <= 2

@@ -82,6 +82,8 @@ class FakeEngine:
         self.steering = Steering(self, config, "0")
         self.k = K
         self.most_scheduled = K
+        self.ends = False
+        self.learns = True
         policy = self.steering.pilot.controller.policy
         policy.decide = self.decide  # type: ignore[method-assign]
         policy.program = lambda *_: None  # type: ignore[method-assign]
@@ -123,6 +125,8 @@ class FakeEngine:
             scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
         )
         steering.safely("schedule", steering.after_schedule, output)
+        if self.learns:
+            steering.safely("learn", steering.while_running)
         sampled: list[list[int]] = []
         for request in self.running:
             tokens = [*drafts.get(request.request_id, ()), 7]
@@ -135,6 +139,8 @@ class FakeEngine:
         )
         if self.reports is not None:
             setattr(result, REPORT, self.reports)
+        if self.ends:
+            self.running = []
         steering.safely("update", steering.after_update, output, result)
         return getattr(output, ORDER, None)
 
@@ -184,9 +190,40 @@ def test_only_what_vllm_scheduled_is_drafted_and_verified() -> None:
     engine.step()
     assert engine.step() == DraftOrder({"a": K})
     engine.most_scheduled = 1
+    engine.ends = True
     assert engine.step() == DraftOrder({"a": 1})
     assert total(engine, "autospec_drafted_tokens_total") == K + 1
     assert total(engine, "autospec_verified_tokens_total") == K + 1
+
+
+def test_a_step_is_learned_from_while_the_next_one_runs() -> None:
+    engine = FakeEngine("medusa", DraftReport(0.0, 0))
+    drafted = "autospec_drafted_tokens_total"
+    engine.add("a", 20)
+    engine.step()
+    for number in range(3):
+        engine.step()
+        assert total(engine, drafted) == K * number
+    engine.steering.close()
+    assert total(engine, drafted) == K * 3
+
+
+def test_the_last_step_for_now_is_learned_from_at_once() -> None:
+    engine = FakeEngine("medusa", DraftReport(0.0, 0))
+    engine.add("a", 20)
+    engine.step()
+    engine.ends = True
+    engine.step()
+    assert total(engine, "autospec_drafted_tokens_total") == K
+
+
+def test_a_step_is_learned_from_late_where_vllm_never_calls_in_between() -> None:
+    engine = FakeEngine("medusa", DraftReport(0.0, 0))
+    engine.add("a", 20)
+    engine.learns = False
+    for _ in range(4):
+        engine.step()
+    assert total(engine, "autospec_drafted_tokens_total") == K * 2
 
 
 def test_medusa_keeps_nothing_to_catch_up() -> None:

@@ -14,11 +14,14 @@ One step, where vLLM's synchronous scheduler runs (``modes.Mode.NOW``)::
       k tokens a request: lookup tokens as they are,
       zeros where the model shall draft
       SchedulerOutput + DraftOrder  ────────────────▶ execute_model(t)
-                                                        the model drafts, as deep as was ordered,
-                                                        after catching up on what it skipped
+    get_grammar_bitmask(t)                              the model drafts, as deep as was ordered,
+      Controller.observe of t-1                         after catching up on what it skipped
                                                         target forward over k+1 tokens a request
     update_from_output(t)  ◀──────────────────────────  sampled tokens
-      Controller.observe: accepted, matched, seconds
+      accepted, matched, seconds are noted
+
+Learning from step t-1 waits for the moment when step t is with the workers, where it delays nobody
+(unless they compute in this very process, as a single CPU worker does).
 
 vLLM itself drafts at the end of step t-1, when nobody can know how many tokens are worth it. The
 plugin defers that to the start of step t, so that the plan is made with the latest tokens, a step

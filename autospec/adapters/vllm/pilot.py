@@ -216,7 +216,7 @@ class Pilot:
         """Not all of the planned tokens, but ``drafted`` [n] of them are really verified."""
         step.plan = self.controller.trim(step.plan, drafted, None)
 
-    def observe(
+    def note(
         self,
         step: StepPlan,
         counts: list[int],
@@ -224,16 +224,15 @@ class Pilot:
         step_seconds: float,
         prefill_tokens: int,
         draft_seconds: float | None,
-    ) -> None:
-        """Learn from a step, also what the lookups that were not used would have got right.
+    ) -> StepResult | None:
+        """Take in the tokens of a step; returns what is to be learned from it, None if nothing.
 
         ``counts`` [n] of ``tokens`` were added to each request, those of the first one first.
         """
         arrays = step.arrays
         if arrays is None:
             self.metrics.add_dropped("late or repeated")
-            return
-        step.arrays = None
+            return None
         added = array("i", counts + tokens)
         arrays.added_list[: len(added)] = added
         for tracked, count in zip(step.rows, counts, strict=True):
@@ -243,18 +242,23 @@ class Pilot:
         if draft_seconds is not None and self.model >= 0:
             seconds = np.zeros(arrays.matched.shape[0])
             seconds[self.model] = draft_seconds
-        self.controller.observe(
-            step.plan,
-            StepResult(
-                verified=step.plan.verify,
-                accepted=arrays.accepted,
-                committed=arrays.committed,
-                step_seconds=step_seconds,
-                draft_seconds=seconds,
-                matched=arrays.matched if self.lookups else None,
-                prefill_tokens=prefill_tokens,
-            ),
+        return StepResult(
+            verified=step.plan.verify,
+            accepted=arrays.accepted,
+            committed=arrays.committed,
+            step_seconds=step_seconds,
+            draft_seconds=seconds,
+            matched=arrays.matched if self.lookups else None,
+            prefill_tokens=prefill_tokens,
         )
+
+    def learn(self, step: StepPlan, result: StepResult) -> None:
+        """Learn from what ``note`` returned of a step, once; also what the lookups that were not
+        used would have got right. The next steps may have been planned meanwhile."""
+        arrays, step.arrays = step.arrays, None
+        if arrays is None:
+            return
+        self.controller.observe(step.plan, result)
         self._idle.append(arrays.memory)
 
     # ----------------------------------------------------------------------------------------

@@ -63,6 +63,11 @@ class _Steered:
             self.steering.safely("drafts", self.steering.drafts_arrived, draft_token_ids)
         super().update_draft_token_ids(draft_token_ids)  # type: ignore[misc]
 
+    def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
+        # vLLM calls this once the workers have the step: what is done here delays nobody.
+        self.steering.safely("learn", self.steering.while_running)
+        return super().get_grammar_bitmask(scheduler_output)  # type: ignore[misc]
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(  # type: ignore[misc]
             scheduler_output, model_runner_output

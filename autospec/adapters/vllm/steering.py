@@ -19,6 +19,7 @@ from autospec.adapters.vllm.options import AdapterOptions, parse_options
 from autospec.adapters.vllm.orders import ORDER, REPORT, DraftOrder, DraftReport
 from autospec.adapters.vllm.pilot import Pilot, StepPlan, Tracked
 from autospec.adapters.vllm.seats import NO_SEAT
+from autospec.records import StepResult
 
 log = logging.getLogger("autospec")
 
@@ -62,6 +63,10 @@ class Steering:
         self.drafting: Drafting = drafting_of(vllm_config, self.options.model_max_k)
         self.plans_ahead = self.drafting.mode is Mode.AHEAD
         self._is_async = bool(vllm_config.scheduler_config.async_scheduling)
+        # Else the next step runs already when the results of one arrive.
+        self._learns_late = (
+            not self._is_async and int(vllm_config.parallel_config.pipeline_parallel_size) == 1
+        )
         self._most = int(vllm_config.num_speculative_tokens)
         self._captured = named_ks(
             vllm_config.speculative_config.num_speculative_tokens_per_batch_size
@@ -91,6 +96,7 @@ class Steering:
         self.clock: Callable[[], float] = time.perf_counter
         self._current: Flight | None = None
         self._ended: list[tuple[str, bool, Sequence[int]]] = []
+        self._lesson: tuple[StepPlan, StepResult] | None = None
         self._is_closed = False
         model = self.drafting.model
         self._keeps_state = model is not None and model.needs_state
@@ -201,7 +207,11 @@ class Steering:
             del self._flights[next(iter(self._flights))]
 
     def after_update(self, output: Any, result: Any) -> None:
-        """Learn from a step whose output has been added to the requests."""
+        """Note what a step brought, whose output has been added to the requests.
+
+        It is learned from ``while_running`` of the next one, where there will be one soon.
+        """
+        self.while_running()
         flight = self._flights.pop(id(output), None)
         now = self.clock()
         if flight is None:
@@ -214,9 +224,17 @@ class Steering:
         if self._keeps_state and not self.plans_ahead:
             self._note_behind(output, result.sampled_token_ids, result.req_id_to_index)
         if flight.step is not None:
-            self._learn(flight, flight.step, result, seconds, report)
+            self._note(flight, flight.step, result, seconds, report)
+        if not self._learns_late or not self._scheduler.running:
+            self.while_running()
         if self._ended:
             self._settle()
+
+    def while_running(self) -> None:
+        """Learn from the last step; called while the workers are busy with the next one."""
+        lesson, self._lesson = self._lesson, None
+        if lesson is not None:
+            self.pilot.learn(*lesson)
 
     def drafts_arrived(self, drafts: Any) -> None:
         """Cut vLLM's own drafts to the plan that was made AHEAD of them."""
@@ -265,6 +283,7 @@ class Steering:
         if self._is_closed:
             return
         self._is_closed = True
+        self.safely("learn", self.while_running)
         self.pilot.close()
         if self._exposition is not None:
             self._exposition.close()
@@ -326,7 +345,7 @@ class Steering:
             self.pilot.drafted(flight.step, np.array(verify, dtype=np.int16))
         flight.prefill_tokens = max(0, output.total_num_scheduled_tokens - decoding)
 
-    def _learn(
+    def _note(
         self,
         flight: Flight,
         step: StepPlan,
@@ -343,7 +362,7 @@ class Steering:
             counts.append(len(added))
             tokens += added
         is_whole = 0 not in counts
-        self.pilot.observe(
+        lesson = self.pilot.note(
             step,
             counts,
             tokens,
@@ -351,6 +370,8 @@ class Steering:
             flight.prefill_tokens,
             None if report is None else report.seconds,
         )
+        if lesson is not None:
+            self._lesson = step, lesson
 
     def _settle(self) -> None:
         """Let go of the requests that have ended."""

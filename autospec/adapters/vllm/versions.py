@@ -37,6 +37,7 @@ SCHEDULER_HOOKS = (
          "self.dynamic_sd_lookup"),
     Hook("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output",
          ("scheduler_output", "model_runner_output")),
+    Hook("vllm.v1.core.sched.scheduler", "Scheduler.get_grammar_bitmask", ("scheduler_output",)),
     Hook("vllm.v1.core.sched.scheduler", "Scheduler.update_draft_token_ids", ("draft_token_ids",),
          "spec_token_ids"),
     Hook("vllm.v1.core.sched.scheduler", "Scheduler._update_after_schedule",
