@@ -44,6 +44,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "phases",
         "proposers.base",
         "proposers.index",
+        "proposers.outcomes",
     ),
     ("policy", "proposers"),
     ("config", "rows", "expectation"),

@@ -5,6 +5,7 @@ chained to the previous one whose last ``min_match`` tokens hash alike (the matc
 compressors). Drafting walks the newest links of a chain, measures each match backward and keeps
 the longest. The best of them leads: its continuation is the draft. The others are witnesses:
 those that go on alike raise the confidence, the longest that goes on differently lowers it.
+What became of earlier drafts moves it as well (``outcomes``).
 (Letting them vote on the token instead brought no accepted tokens in recorded traces.) All
 loops are capped, so no text is slow.
 """
@@ -31,6 +32,16 @@ from autospec.proposers.index import (
     table_size,
     window_hash,
 )
+from autospec.proposers.outcomes import (
+    IN_CACHE,
+    IN_OUTPUT,
+    IN_PROMPT,
+    Outcomes,
+    learn_outcome,
+    pair_row,
+    place_row,
+    token_row,
+)
 from autospec.records import Float32Array, Int16Array, Int32Array, Int64Array, ProposerInfo
 
 WITNESSES = 16
@@ -43,21 +54,30 @@ CACHE_DISCOUNT = 2
 """A match in the cache leads only if it is longer than one in the request by more than this."""
 
 
-@compiled
-def confidence(match: int, depth: int, agreeing: int, rival: int, cached: bool) -> float:
-    """Raw score of draft position ``depth`` (0 first), P(accepted | all before it accepted).
+_LOG2 = np.log2(np.maximum(np.arange(256.0), 1.0))
 
-    A logistic of log2 of the tokens that agree (``match`` and the draft before this position),
+
+@compiled
+def _log2(n: int) -> float:
+    """Of a number of at least one; most are small, and a table is faster."""
+    return _LOG2[n] if n < _LOG2.shape[0] else log2(float(n))
+
+
+@compiled
+def log_odds(match: int, depth: int, agreeing: int, rival: int, cached: bool) -> float:
+    """What the matches say of draft position ``depth`` (0 first), if all before it are accepted.
+
+    A sum of log2 of the tokens that agree (``match`` and the draft before this position),
     log2 of the ``agreeing`` matches, how close the longest match that goes on differently comes
     (``rival`` tokens, 0 for none), and whether the leader lies in the cache. Coefficients fitted
     on recorded greedy outputs of chat, code-edit, math and summarize requests.
     """
-    score = 0.55 * log2(float(match + depth)) + 0.75 * log2(float(agreeing)) - 0.15
+    score = 0.55 * _log2(match + depth) + 0.75 * _log2(agreeing) - 0.15
     if rival > 0:
         score -= 3.0 / (1.0 + max(match - rival, 0))
     if cached:
         score -= 1.3
-    return 1.0 / (1.0 + exp(-score))
+    return score
 
 
 @compiled
@@ -142,6 +162,7 @@ def _propose(
     matches: Int64Array,
     ranks: Int64Array,
     sources: Int64Array,
+    outcomes: Outcomes,
     out_tokens: Int32Array,
     out_lengths: Int16Array,
     out_confidence: Float32Array,
@@ -155,6 +176,7 @@ def _propose(
     k = min(max_k, out_tokens.shape[1])
     oldest = max(cached - cache.shape[0], 0)
     cache_mask = cache.shape[0] - 1
+    offsets = outcomes.offsets
     refused = 0
     for row in range(slots.shape[0]):
         out_lengths[row] = 0
@@ -164,6 +186,10 @@ def _propose(
             continue
         length = min(lengths[slot], tokens.shape[1])
         _catch_up(tokens, slot, length - tail, min_match, heads, links, indexed)
+        if outcomes.prompts[slot] == 0 or length < outcomes.prompts[slot]:
+            outcomes.prompts[slot] = length - tail
+        if tail == 0:
+            learn_outcome(outcomes, tokens, slot, length)
         if length < min_match:
             continue
         hashed = window_hash(tokens, slot, length, min_match)
@@ -198,6 +224,7 @@ def _propose(
             continue
 
         depth = 0
+        before = tokens[slot, length - 1]
         while depth < k:
             # Keep the matches that go on like the first that goes on at all, the leader.
             leader_token = SEPARATOR
@@ -228,12 +255,28 @@ def _propose(
             if agreeing == 0:
                 break
             out_tokens[row, depth] = leader_token
-            out_confidence[row, depth] = confidence(
-                matches[0], depth, agreeing, rival, sources[0] < 0
-            )
+            place = IN_OUTPUT
+            if sources[0] < 0:
+                place = IN_CACHE
+            elif sources[0] <= outcomes.prompts[slot]:
+                place = IN_PROMPT
+            score = log_odds(matches[0], depth, agreeing, rival, place == IN_CACHE)
+            place = place_row(place, int(_log2(matches[0] + depth)))
+            if tail == 0:
+                outcomes.drafts[slot, depth] = leader_token
+                outcomes.places[slot, depth] = place
+                outcomes.scores[slot, depth] = score
+            score += offsets[token_row(leader_token)]
+            score += offsets[pair_row(before, leader_token)]
+            score += offsets[place]
+            out_confidence[row, depth] = 1.0 / (1.0 + exp(-score))
+            before = leader_token
             count = agreeing
             depth += 1
         out_lengths[row] = depth
+        if tail == 0:
+            outcomes.starts[slot] = length
+            outcomes.counts[slot] = depth
     return refused
 
 
@@ -256,6 +299,7 @@ class _Arguments(NamedTuple):
     matches: Int64Array
     ranks: Int64Array
     sources: Int64Array
+    outcomes: Outcomes
     out_tokens: Int32Array
     out_lengths: Int16Array
     out_confidence: Float32Array
@@ -266,7 +310,8 @@ def _propose_bound(of: _Arguments, cached: int) -> int:
     return _propose(
         of.tokens, of.lengths, of.slots, 0, of.min_match, of.max_match, of.max_k, of.max_walk,
         of.heads, of.links, of.indexed, of.cache, of.cache_heads, of.cache_links, cached,
-        of.matches, of.ranks, of.sources, of.out_tokens, of.out_lengths, of.out_confidence,
+        of.matches, of.ranks, of.sources, of.outcomes, of.out_tokens, of.out_lengths,
+        of.out_confidence,
     )  # fmt: skip
 
 
@@ -312,8 +357,9 @@ class SuffixProposer:
 
     A draft ends early only when no match has a next token, which happens in cached text alone:
     in the request's own text, copying goes on periodically. Memory is fixed at construction:
-    ``4 * slots * (capacity + t)`` bytes, ``t`` the power of two at or above the capacity, and 16
-    bytes per (rounded) cached token. Not to be shared between threads.
+    ``4 * slots * (capacity + t)`` bytes, ``t`` the power of two at or above the capacity, 16 bytes
+    per (rounded) cached token, and 0.2 MB for what became of drafts. Not to be shared between
+    threads.
     """
 
     def __init__(
@@ -355,6 +401,7 @@ class SuffixProposer:
         self._matches = np.zeros(WITNESSES, np.int64)
         self._ranks = np.zeros(WITNESSES, np.int64)
         self._sources = np.zeros(WITNESSES, np.int64)
+        self._outcomes = Outcomes.empty(slots, max_k)
         self._checked = Checked(name, slots, capacity)
         self._warm()
 
@@ -380,6 +427,8 @@ class SuffixProposer:
         check_slot(self.info.name, self._slots, slot)
         self._heads[slot] = 0
         self._indexed[slot] = 0
+        self._outcomes.starts[slot] = 0
+        self._outcomes.prompts[slot] = 0
 
     def propose(self, history: History, slots: Int32Array, out: Drafts, tail: int = 0) -> None:
         """Draft for the requests in ``slots`` [n], writing into ``out``.
@@ -407,6 +456,7 @@ class SuffixProposer:
             self._matches,
             self._ranks,
             self._sources,
+            self._outcomes,
             out.tokens,
             out.lengths,
             out.confidence,
@@ -432,7 +482,8 @@ class SuffixProposer:
                 history.tokens, history.lengths, slots, self._min_match, self._max_match,
                 self.info.max_k, self._max_walk, self._heads, self._links, self._indexed,
                 self._cache, self._cache_heads, self._cache_links, self._matches, self._ranks,
-                self._sources, out.tokens, out.lengths, out.confidence,
+                self._sources, by_reference(self._outcomes), out.tokens, out.lengths,
+                out.confidence,
             )
         )  # fmt: skip
 
@@ -458,4 +509,4 @@ class SuffixProposer:
         index = (self._heads, self._links, self._indexed)
         cache = (self._cache, self._cache_heads, self._cache_links)
         scratch = (self._matches, self._ranks, self._sources)
-        return sum(array.nbytes for array in (*index, *cache, *scratch))
+        return sum(array.nbytes for array in (*index, *cache, *scratch, *self._outcomes))

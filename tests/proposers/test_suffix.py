@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from math import exp, log2
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 
 from autospec.errors import InputError
 from autospec.proposers.base import Drafts, History
-from autospec.proposers.suffix import CACHE_DISCOUNT, WITNESSES, SuffixProposer, confidence
+from autospec.proposers.outcomes import IN_CACHE, IN_OUTPUT, IN_PROMPT
+from autospec.proposers.suffix import CACHE_DISCOUNT, WITNESSES, SuffixProposer, log_odds
 
 BIG = 2**31 - 1
 K = 6
@@ -42,8 +45,50 @@ def matching(text: list[int], other: Cache, end: int, limit: int) -> int:
     return length
 
 
+def sigmoid(score: float) -> float:
+    return 1.0 / (1.0 + exp(-score))
+
+
+class Learned:
+    """Offsets of a token, a pair and a place, learned by the book."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[object, tuple[float, float]] = {}
+        self.prompt = 0
+
+    def keys(self, before: int, token: int, place: int, agreeing: int) -> tuple[object, ...]:
+        return (token % 4096, (before, token), ("place", place, int(log2(agreeing))))
+
+    def offset(self, key: object) -> float:
+        return self.offsets.get(key, (0.0, 0.0))[0]
+
+    def learn(
+        self, drafts: list[tuple[tuple[object, ...], int, float]], went_on: list[int]
+    ) -> None:
+        for (keys, token, score), real in zip(drafts, went_on, strict=False):
+            p = sigmoid(score + sum(self.offset(key) for key in keys))
+            for key in keys:
+                prior = 16.0 if isinstance(key, tuple) and key[0] == "place" else 4.0
+                offset, precision = self.offsets.get(key, (0.0, prior))
+                precision = min(precision + p * (1.0 - p), 200.0)
+                self.offsets[key] = (offset + ((token == real) - p) / precision, precision)
+            if token != real:
+                return
+
+
 def reference(text: list[int], cache: Cache, k: int, min_match: int, max_match: int) -> Row:
-    """All matches by brute force; ``cache`` is what the ring still holds."""
+    """Drafts of one who has learned nothing."""
+    drafts = looked_up(Learned(), text, cache, k, min_match, max_match)
+    return [(token, round(float(np.float32(sigmoid(score))), 5)) for _, token, score in drafts]
+
+
+def looked_up(
+    learned: Learned, text: list[int], cache: Cache, k: int, min_match: int, max_match: int
+) -> list[tuple[tuple[object, ...], int, float]]:
+    """All matches by brute force: keys of the offsets, token and score without them.
+
+    ``cache`` is what the ring still holds.
+    """
     own: Cache = list(text)
     found: list[tuple[int, int, int]] = []  # (-rank, order of finding, match), own and newest first
     sources: list[tuple[bool, int]] = []
@@ -56,7 +101,8 @@ def reference(text: list[int], cache: Cache, k: int, min_match: int, max_match: 
                 sources.append((cached, end))
     witnesses = [(match, *sources[order]) for _, order, match in sorted(found)[:WITNESSES]]
 
-    row: Row = []
+    row = []
+    before = text[-1] if text else 0
     for depth in range(k):
         nexts = []
         for match, cached, end in witnesses:
@@ -66,11 +112,13 @@ def reference(text: list[int], cache: Cache, k: int, min_match: int, max_match: 
                 nexts.append((token, match, cached, end))
         if not nexts:
             break
-        token, match, lead_cached, _ = nexts[0]
+        token, match, lead_cached, lead = nexts[0]
         rival = max((m for t, m, _, _ in nexts if t != token), default=0)
         witnesses = [(m, c, e) for t, m, c, e in nexts if t == token]
-        score = confidence(match, depth, len(witnesses), rival, lead_cached)
-        row.append((token, round(float(np.float32(score)), 5)))
+        score = log_odds(match, depth, len(witnesses), rival, lead_cached)
+        place = IN_CACHE if lead_cached else IN_PROMPT if lead <= learned.prompt else IN_OUTPUT
+        row.append((learned.keys(before, token, place, match + depth), token, score))
+        before = token
         own.append(token)
     return row
 
@@ -94,7 +142,32 @@ def test_catching_up_in_chunks_gives_the_same_drafts(tokens: list[int], chunks: 
     for chunk in chunks:
         length = min(length + chunk, len(tokens))
         history.lengths[0] = length
-        assert propose(lazy, history) == propose(SuffixProposer(1, 64), history)
+        fresh = propose(SuffixProposer(1, 64), history)
+        assert [token for token, _ in propose(lazy, history)] == [token for token, _ in fresh]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(TOKENS, st.lists(st.integers(1, 20), min_size=2, max_size=10), st.integers(1, 2))
+def test_confidence_learns_what_became_of_drafts(
+    tokens: list[int], chunks: list[int], min_match: int
+) -> None:
+    proposer = SuffixProposer(1, 64, max_k=K, min_match=min_match)
+    learned = Learned()
+    history = single(tokens)
+    drafts: list[tuple[tuple[object, ...], int, float]] = []
+    length = 0
+    for chunk in chunks:
+        last, length = length, min(length + chunk, len(tokens))
+        learned.learn(drafts, tokens[last:length])
+        learned.prompt = learned.prompt or length
+        drafts = looked_up(learned, tokens[:length], [], K, min_match, 32)
+        history.lengths[0] = length
+        row = propose(proposer, history)
+        assert [token for token, _ in row] == [token for _, token, _ in drafts]
+        assert [sure for _, sure in row] == pytest.approx(
+            [sigmoid(score + sum(map(learned.offset, keys))) for keys, _, score in drafts],
+            abs=2e-5,
+        )
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -190,21 +263,45 @@ def test_only_the_newest_places_are_walked() -> None:
     assert propose(far, single(text))[0][0] == 5
 
 
-def test_confidence_follows_the_evidence() -> None:
-    alone = confidence(4, 0, 1, 0, False)
-    assert confidence(8, 0, 1, 0, False) > alone
-    assert confidence(4, 1, 1, 0, False) > alone
-    assert confidence(4, 0, 3, 0, False) > alone
-    assert confidence(4, 0, 1, 2, False) < alone
-    assert confidence(4, 0, 1, 4, False) < confidence(4, 0, 1, 2, False)
-    assert confidence(4, 0, 1, 0, True) < alone
-    assert 0 < confidence(1, 0, 1, 32, True) < confidence(32, 15, WITNESSES, 0, False) < 1
+def test_odds_follow_the_evidence() -> None:
+    alone = log_odds(4, 0, 1, 0, False)
+    assert log_odds(8, 0, 1, 0, False) > alone
+    assert log_odds(4, 1, 1, 0, False) > alone
+    assert log_odds(4, 0, 3, 0, False) > alone
+    assert log_odds(4, 0, 1, 2, False) < alone
+    assert log_odds(4, 0, 1, 4, False) < log_odds(4, 0, 1, 2, False)
+    assert log_odds(4, 0, 1, 0, True) < alone
+    assert -10 < log_odds(1, 0, 1, 32, True) < log_odds(32, 15, WITNESSES, 0, False) < 10
+
+
+def test_what_became_of_drafts_outlives_the_request() -> None:
+    proposer = SuffixProposer(1, 64)
+    text = single([1, 2, 3, 4, 1, 2])
+    before = propose(proposer, text)
+    went_on = single([1, 2, 3, 4, 1, 2, 3, 9])
+    propose(proposer, went_on)  # 3 was right, 4 was not
+    proposer.reset(0)
+    after = propose(proposer, text)
+    assert [token for token, _ in after] == [token for token, _ in before]
+    assert after[0][1] > before[0][1]
+    assert after[1][1] < before[1][1]
+
+
+def test_the_draft_of_a_request_that_ended_is_not_compared_with_the_next_one() -> None:
+    proposer = SuffixProposer(1, 64)
+    text = single([1, 2, 3, 4, 1, 2])
+    before = propose(proposer, text)
+    proposer.reset(0)
+    propose(proposer, single([5, 6, 7, 8, 5, 9, 3, 4, 6]))
+    proposer.reset(0)
+    assert propose(proposer, text) == before
 
 
 def test_memory_is_stated_and_does_not_grow() -> None:
     proposer = SuffixProposer(4, 1000, cache_tokens=5000)
     before = proposer.memory_bytes()
-    assert before == 4 * 4 * (1000 + 1024) + 4 * 4 + 16 * 8192 + 3 * 8 * WITNESSES
+    outcomes = 8 * (4096 + 16384 + 48) + 4 * 4 * 3 + 4 * 4 * 16 * 3
+    assert before == 4 * 4 * (1000 + 1024) + 4 * 4 + 16 * 8192 + 3 * 8 * WITNESSES + outcomes
     history = History(np.tile(np.arange(1000, dtype=np.int32), (4, 1)), np.full(4, 1000, np.int32))
     for slot in range(4):
         propose(proposer, history, slot)
