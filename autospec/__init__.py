@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from autospec.config import Settings, load_settings
     from autospec.controller import Controller
     from autospec.errors import AutoSpecError
-    from autospec.journal import Journal
+    from autospec.journal.writer import Journal
     from autospec.metrics import Metrics, MetricsServer
-    from autospec.profile import Identity, Profile
-    from autospec.profile_file import load_profile
+    from autospec.profile.file import load_profile
+    from autospec.profile.learned import Identity, Profile
     from autospec.records import (
         NO_PROPOSER,
         BatchState,
@@ -50,10 +50,10 @@ _MODULES = {
     "autospec.config": ("Settings", "load_settings"),
     "autospec.controller": ("Controller",),
     "autospec.errors": ("AutoSpecError",),
-    "autospec.journal": ("Journal",),
+    "autospec.journal.writer": ("Journal",),
     "autospec.metrics": ("Metrics", "MetricsServer"),
-    "autospec.profile": ("Identity", "Profile"),
-    "autospec.profile_file": ("load_profile",),
+    "autospec.profile.learned": ("Identity", "Profile"),
+    "autospec.profile.file": ("load_profile",),
     "autospec.records": (
         "NO_PROPOSER",
         "BatchState",

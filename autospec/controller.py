@@ -12,22 +12,25 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from autospec import acceptance, cost
+from autospec.acceptance import hazard_table
 from autospec.arrays import FLOAT32, FLOAT64, INT16, checked
 from autospec.config import Settings
-from autospec.cost import StepLoad
-from autospec.counts import TokenCounts
+from autospec.cost import step_cost
+from autospec.cost.regression import LEAST_SECONDS, MOST_SECONDS
+from autospec.cost.step_cost import StepLoad
 from autospec.errors import ConfigError
 from autospec.estimators import Estimators
-from autospec.journal import Journal
+from autospec.journal.writer import Journal
 from autospec.metrics import Event, Metrics
 from autospec.policy import make_policy
 from autospec.policy.base import NO_ARM, Outcome
 from autospec.policy.program import LEARNED, NEW_WORKLOAD, Memory
-from autospec.probe import CHEAP
-from autospec.profile import Identity, Profile
-from autospec.profile_file import warm_start
-from autospec.rails import Rails
+from autospec.profile.file import warm_start
+from autospec.profile.learned import Identity, Profile
+from autospec.profile.saving import Saving
+from autospec.profile.tuned import KCap
+from autospec.rails.overruling import Rails
+from autospec.rails.probe import CHEAP
 from autospec.records import (
     NO_PROPOSER,
     BatchState,
@@ -40,14 +43,12 @@ from autospec.records import (
     Request,
     StepResult,
 )
-from autospec.regression import LEAST_SECONDS, MOST_SECONDS
-from autospec.rows import UNKNOWN_SLOT, RequestRows
-from autospec.saving import Saving
-from autospec.step import NOT_YET, bound_drafted, conclude
-from autospec.step_record import Standing, StepRecord, StepRecords
-from autospec.stepwise import Stepwise
-from autospec.tuned import KCap
-from autospec.warmup import warm_up
+from autospec.step.counts import TokenCounts
+from autospec.step.kernels import NOT_YET, bound_drafted, conclude
+from autospec.step.record import Standing, StepRecord, StepRecords
+from autospec.step.rows import UNKNOWN_SLOT, RequestRows
+from autospec.step.stepwise import Stepwise
+from autospec.step.warmup import warm_up
 from autospec.workload import OTHER, Workloads
 
 log = logging.getLogger("autospec")
@@ -93,10 +94,10 @@ class Controller:
         self._allows_all = bool(self._allowed.all())
         if profile is None and settings.profile.path is not None:
             profile = warm_start(
-                settings.profile.path, self.identity, acceptance.LAYOUT, cost.LAYOUT
+                settings.profile.path, self.identity, hazard_table.LAYOUT, step_cost.LAYOUT
             )
         elif profile is not None:
-            profile.require(self.identity, acceptance.LAYOUT, cost.LAYOUT)
+            profile.require(self.identity, hazard_table.LAYOUT, step_cost.LAYOUT)
         self.is_warm = profile is not None
         if caps is None:
             caps = () if profile is None or profile.tuned is None else profile.tuned.caps

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autospec import acceptance, cost
-from autospec.acceptance import HazardTable, Shrinkage
+from autospec.acceptance import hazard_table
+from autospec.acceptance.hazard_table import HazardTable, Shrinkage
 from autospec.compiled import by_reference
 from autospec.config import LearningSettings
-from autospec.cost import StepCost
-from autospec.counts import TokenCounts
-from autospec.profile import Identity, Profile, WorkloadProfile
+from autospec.cost import step_cost
+from autospec.cost.step_cost import StepCost
+from autospec.profile.learned import Identity, Profile, WorkloadProfile
 from autospec.records import EngineInfo, Int16Array, ProposerInfo
-from autospec.rows import RequestArrays
-from autospec.step_record import Standing, Watch
+from autospec.step.counts import TokenCounts
+from autospec.step.record import Standing, Watch
+from autospec.step.rows import RequestArrays
 
 
 class Estimators:
@@ -104,8 +105,8 @@ class Estimators:
                 workloads[label] = WorkloadProfile(requests, proposers)
         return Profile(
             self.identity,
-            acceptance.LAYOUT,
-            cost.LAYOUT,
+            hazard_table.LAYOUT,
+            step_cost.LAYOUT,
             workloads,
             {"step": self.cost.take_fresh()},
             (provenance,),

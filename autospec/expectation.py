@@ -13,10 +13,10 @@ from math import exp, lgamma, log, sqrt
 
 import numpy as np
 
-from autospec.cost import StepCost, StepLoad
-from autospec.gains import throughput_gains
+from autospec.allocation.gains import throughput_gains
+from autospec.cost.shapes import paid_tokens
+from autospec.cost.step_cost import StepCost, StepLoad
 from autospec.records import Float64Array, ProposerInfo
-from autospec.shapes import paid_tokens
 
 _DEVIATIONS = 6.0  # of the binomial that are averaged over
 

@@ -16,9 +16,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from autospec.counts import ACCEPTED, DRAFTED, STEPS, VERIFIED, TokenCounts
 from autospec.errors import AutoSpecError, ConfigError
 from autospec.records import Mode
+from autospec.step.counts import ACCEPTED, DRAFTED, STEPS, VERIFIED, TokenCounts
 
 STEP_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5,

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autospec.coefficients import FIXED, KNOTS, SLOPES
-from autospec.cost import StepCost
-from autospec.cost_file import LOOKUPS
+from autospec.acceptance.hazards import BUCKET_OF, NUM_BUCKETS
+from autospec.cost.coefficients import FIXED, KNOTS, SLOPES
+from autospec.cost.step_cost import StepCost
 from autospec.errors import ProfileError
 from autospec.expectation import Choice, Expectation, Rates, mixed, rates_of_model
-from autospec.hazards import BUCKET_OF, NUM_BUCKETS
 from autospec.octave import NUM_OCTAVES
-from autospec.profile import Profile, Statistics
+from autospec.profile.learned import Profile, Statistics
+from autospec.profile.tuned import ProposerSettings, WorkloadRates
 from autospec.records import EngineInfo, Kind, ProposerInfo
-from autospec.tuned import ProposerSettings, WorkloadRates
+from autospec.replay.cost_file import LOOKUPS
 
 UNTUNED_CONTEXT_TOKENS = 512.0
 """Context of a request where the profile does not say: that of chat-like services."""

@@ -13,30 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autospec.arrivals import Arrival, at_rate, read_arrivals
 from autospec.compiled import compiled
 from autospec.config import Settings, load_settings
 from autospec.controller import Controller
-from autospec.cost_file import (
-    AppendedSeconds,
-    CostFile,
-    ModelSeconds,
-    StepSeconds,
-    read_cost_file,
-)
-from autospec.fixed_arms import arm_name, fixed_arms, replay_fixed, tabulate
-from autospec.hindsight import (
-    BarePolicy,
-    replay_bare,
-    replay_clairvoyant,
-    replay_plain,
-)
 from autospec.policy.goodput import GoodputOptions
 from autospec.policy.lookup_first import LookupFirstOptions
 from autospec.policy.off import OffOptions
 from autospec.policy.static import StaticOptions
-from autospec.profile import Profile
-from autospec.profile_file import load_profile
+from autospec.profile.file import load_profile
+from autospec.profile.learned import Profile
 from autospec.records import (
     BatchState,
     Float32Array,
@@ -47,7 +32,22 @@ from autospec.records import (
     Request,
     StepResult,
 )
-from autospec.replay import (
+from autospec.replay.arrivals import Arrival, at_rate, read_arrivals
+from autospec.replay.cost_file import (
+    AppendedSeconds,
+    CostFile,
+    ModelSeconds,
+    StepSeconds,
+    read_cost_file,
+)
+from autospec.replay.fixed_arms import arm_name, fixed_arms, replay_fixed, tabulate
+from autospec.replay.hindsight import (
+    BarePolicy,
+    replay_bare,
+    replay_clairvoyant,
+    replay_plain,
+)
+from autospec.replay.run import (
     MAX_RUNNING,
     ClosedLoop,
     ReplayResult,
@@ -58,7 +58,7 @@ from autospec.replay import (
     run_open,
     shuffled,
 )
-from autospec.trace import TraceRequest, read_traces
+from autospec.replay.trace import TraceRequest, read_traces
 
 DEFAULT = "adaptive"
 IN_HINDSIGHT = ("best_fixed", "lookup_first", "clairvoyant", "open_fixed", "slo_fixed")

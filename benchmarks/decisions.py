@@ -147,11 +147,15 @@ class Runs:
         save()
 
 
-_IN_HINDSIGHT = ("autospec.hindsight", "autospec.fixed_arms", "autospec.policy.lookup_first")
+_IN_HINDSIGHT = (
+    "autospec.replay.hindsight",
+    "autospec.replay.fixed_arms",
+    "autospec.policy.lookup_first",
+)
 _ONLINE = (
     "autospec.controller",
     "autospec.config",
-    "autospec.cost",
+    "autospec.cost.step_cost",
     "autospec.policy",
     "autospec.policy.offer_gate",
     "autospec.policy.program",
@@ -166,7 +170,7 @@ def _code(settings: Settings, name: str, arguments: tuple[Any, ...]) -> str:
     policy, text = settings.policy.name, settings.model_dump_json()
     if name == "closed" and arguments[0] != decision_runs.DEFAULT:
         policy, text = str(arguments[0]).partition(":")[0].rstrip("+"), ""
-    modules = (*_IN_HINDSIGHT, "autospec.replay", f"autospec.policy.{policy}")
+    modules = (*_IN_HINDSIGHT, "autospec.replay.run", f"autospec.policy.{policy}")
     return fingerprint(modules, ("autospec.policy",), text)  # not every policy there is
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autospec.feed import Feed
+from autospec.bench.feed import Feed
 
 PLAIN, TABLE, ADAPTIVE = "plain", "table", "adaptive"
 BLOCK_SIZE = 128
@@ -148,8 +148,8 @@ class Server:
         self._timeline: list[Step] = []
 
     def take_turn(self, seconds: float) -> float:
-        """Serve for so long at least, or to the end of the block (see ``autospec.feed``): the part
-        of its own tokens that is there, 1 at the end."""
+        """Serve for so long at least, or to the end of the block (see ``bench.feed``): the part of
+        its own tokens that is there, 1 at the end."""
         began = self._clock()
         while not self._feed.is_over and self._clock() - began < seconds:
             self._step()

@@ -4,8 +4,8 @@
 
 Every arm is a vLLM engine in a process of its own, loaded once and asleep while another one works.
 All of them serve the same blocks of prompts (code edits, questions on passages, chat) at each
-number of running requests, taking turns of a second (``autospec.turns``), so that whatever slows
-the machine down hits all alike.
+number of running requests, taking turns of a second (``autospec.bench.turns``), so that whatever
+slows the machine down hits all alike.
 The load is held until the last request of a block is done: those of the block come again meanwhile.
 ``plain`` is vLLM launched without speculation. ``table`` is vLLM's own
 ``num_speculative_tokens_per_batch_size`` with the n-gram k that was fastest at each load in the
@@ -37,7 +37,7 @@ from rich.console import Console
 from rich.table import Table
 from vllm_arm import TABLE, ArmSetup, Request, Served, Step
 
-from autospec.phases import (
+from autospec.bench.phases import (
     ADAPTIVE,
     OFF,
     PLAIN,
@@ -53,9 +53,9 @@ from autospec.phases import (
     staggered_tokens,
     tokens_per_second,
 )
+from autospec.bench.summary import print_summary
+from autospec.bench.turns import take_turns
 from autospec.prompts import Prompt, read_prompts
-from autospec.summary import print_summary
-from autospec.turns import take_turns
 
 STATIC = ("ngram:2", "ngram:4", "ngram:8", "suffix:8")
 WORKLOADS = ("code-edit", "rag", "chat")

@@ -22,15 +22,15 @@ import numpy as np
 
 from autospec.config import load_settings
 from autospec.controller import Controller
-from autospec.cost_file import CostFile, read_cost_file
-from autospec.profile import Profile
-from autospec.profile_file import load_profile
+from autospec.profile.file import load_profile
+from autospec.profile.learned import Profile
+from autospec.profile.tuned import ProposerSettings
 from autospec.records import EngineInfo, Float64Array
-from autospec.replay import ClosedLoop
-from autospec.trace import TraceRequest, read_traces
+from autospec.replay.cost_file import CostFile, read_cost_file
+from autospec.replay.run import ClosedLoop
+from autospec.replay.trace import TraceRequest, read_traces
 from autospec.tune.traced import Bed, TracedEngine, in_order, proposers_of
 from autospec.tune.tuner import split
-from autospec.tuned import ProposerSettings
 
 SHARE = 0.95
 TOGETHER = 4  # windows that must hold it together

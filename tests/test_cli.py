@@ -15,8 +15,8 @@ from typer.main import get_command
 
 from autospec import __version__, cli
 from autospec.errors import EngineError, MissingDependency, ModelError
-from autospec.profile import Identity, Profile, WorkloadProfile
-from autospec.profile_file import load_profile, save_profile
+from autospec.profile.file import load_profile, save_profile
+from autospec.profile.learned import Identity, Profile, WorkloadProfile
 
 
 class Command:
@@ -179,9 +179,9 @@ def test_profile_merge_names_what_differs(command: Command, saved: Path) -> None
 def test_a_missing_extra_says_what_to_install(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    importlib.import_module("autospec.bench")  # transformers remembers that torch was there
+    importlib.import_module("autospec.bench.command")  # transformers remembers that torch was there
     monkeypatch.setitem(sys.modules, "torch", None)
-    for module in ("autospec.bench", "autospec.engine.model"):
+    for module in ("autospec.bench.command", "autospec.engine.model"):
         monkeypatch.delitem(sys.modules, module)
     assert command("bench", "--target", "x", "--prompts", "y") == 1
     assert "torch is not installed: pip install 'autospec-llm[engine]'" in command.err

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from autospec.counts import TokenCounts, count_tokens
 from autospec.errors import AutoSpecError, ConfigError
 from autospec.metrics import Metrics, MetricsServer
 from autospec.records import NO_PROPOSER
+from autospec.step.counts import TokenCounts, count_tokens
 
 
 def make() -> tuple[CollectorRegistry, Metrics]:

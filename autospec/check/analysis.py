@@ -23,7 +23,7 @@ from autospec.check.result import Sensitivity, StepTimeFacts, WorkloadFacts
 from autospec.check.samples import Level, Sample
 from autospec.check.step_time import StepTime
 from autospec.check.verdict import Evidence, Verdict, decide
-from autospec.trace import TraceRequest
+from autospec.replay.trace import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autospec.profile.tuned import ProposerSettings
 from autospec.proposers.base import Drafts, History
 from autospec.proposers.settings import make_lookup
-from autospec.trace import TraceRequest
-from autospec.tuned import ProposerSettings
+from autospec.replay.trace import TraceRequest
 
 _MOST_ROWS = 64
 _ROUNDS = 9

@@ -16,11 +16,11 @@ import numpy as np
 from autospec.check.drafting_time import DraftingTime, drafting_time
 from autospec.check.step_time import StepTime
 from autospec.compiled import compiled
-from autospec.cost_file import CostFile, LookupSeconds, StepSeconds
-from autospec.fixed_arms import AcceptanceTable, tabulate
 from autospec.proposers.settings import LOOKUP_DEFAULTS
 from autospec.records import Float64Array, Int16Array, Int64Array
-from autospec.trace import TraceRequest
+from autospec.replay.cost_file import CostFile, LookupSeconds, StepSeconds
+from autospec.replay.fixed_arms import AcceptanceTable, tabulate
+from autospec.replay.trace import TraceRequest
 
 KS = (1, 2, 3, 4, 6, 8, 12, 16)
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

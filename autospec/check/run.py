@@ -43,11 +43,11 @@ from autospec.check.step_time import (
     reading_time,
 )
 from autospec.check.tokens import load_tokenizer, output_ids, prompt_ids
-from autospec.cost_file import read_cost_file
 from autospec.errors import InputError
 from autospec.json_file import check_writable, write_json
-from autospec.profile_file import load_profile
+from autospec.profile.file import load_profile
 from autospec.prompts import Prompt, read_prompts
+from autospec.replay.cost_file import read_cost_file
 from autospec.report import check_report, write_report
 
 if TYPE_CHECKING:

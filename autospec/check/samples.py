@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autospec.latency import Percentiles
 from autospec.records import Float64Array
+from autospec.replay.latency import Percentiles
 
 
 @dataclass(frozen=True, slots=True)

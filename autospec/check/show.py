@@ -11,7 +11,7 @@ from autospec.check.folders import FolderFacts, ModelSize
 from autospec.check.lookups import Acceptance, Speedup
 from autospec.check.result import CheckResult, Sensitivity, WorkloadFacts
 from autospec.check.samples import Level
-from autospec.latency import Percentiles
+from autospec.replay.latency import Percentiles
 
 _FILE_WIDTH = 140
 _STYLES = {"candidate": "green", "off-above": "yellow", "unknown": "yellow"}

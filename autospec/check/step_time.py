@@ -13,13 +13,13 @@ import numpy as np
 
 from autospec.check.devices import Device
 from autospec.check.samples import Sample
-from autospec.coefficients import KNOTS, NUM_DRAFT, NUM_VERIFY, SLOPES
-from autospec.cost import LAYOUT, StepCost
-from autospec.cost_file import CostFile, LookupSeconds
+from autospec.cost.coefficients import KNOTS, NUM_DRAFT, NUM_VERIFY, SLOPES
+from autospec.cost.shapes import paid_tokens
+from autospec.cost.step_cost import LAYOUT, StepCost
 from autospec.errors import InputError
-from autospec.profile import Profile
+from autospec.profile.learned import Profile
 from autospec.records import EngineInfo, ProposerInfo
-from autospec.shapes import paid_tokens
+from autospec.replay.cost_file import CostFile, LookupSeconds
 
 _TRUST = 1.5
 """How far beyond the measured tokens of a step its time is still said."""

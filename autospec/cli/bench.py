@@ -64,7 +64,7 @@ def bench(
 ) -> None:
     """Compare plain, fixed and adaptive on your model and prompts."""
     with extra("engine"):
-        from autospec.bench import BenchOptions, parse_loads, run_bench
+        from autospec.bench.command import BenchOptions, parse_loads, run_bench
     from rich.console import Console
 
     options = BenchOptions(

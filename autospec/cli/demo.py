@@ -38,7 +38,7 @@ def demo(
 ) -> None:
     """Adapt a small real model under changing load, live."""
     with extra("demo"):
-        from autospec.demo import DemoOptions, run_demo
+        from autospec.bench.demo import DemoOptions, run_demo
     from rich.console import Console
 
     options = DemoOptions(

@@ -13,8 +13,8 @@ from autospec.cli.app import app
 from autospec.errors import ProfileMismatch
 
 if TYPE_CHECKING:
-    from autospec.profile import Profile, Statistics
-    from autospec.tuned import Tuning
+    from autospec.profile.learned import Profile, Statistics
+    from autospec.profile.tuned import Tuning
 
 profile_app = typer.Typer(no_args_is_help=True, help="Show, compare, merge and check profiles.")
 app.add_typer(profile_app, name="profile")
@@ -26,7 +26,7 @@ ProfileFile = Annotated[Path, typer.Argument(metavar="FILE", help="Profile, JSON
 @profile_app.command("check")
 def profile_check(file: ProfileFile) -> None:
     """Check that a file is a whole profile."""
-    from autospec.profile_file import load_profile
+    from autospec.profile.file import load_profile
 
     profile = load_profile(file)
     typer.echo(f"{file}: good, {len(profile.workloads)} workloads")
@@ -38,7 +38,7 @@ def profile_show(file: ProfileFile) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from autospec.profile_file import load_profile
+    from autospec.profile.file import load_profile
 
     profile = load_profile(file)
     console = Console(soft_wrap=True, highlight=False)
@@ -86,7 +86,7 @@ def profile_diff(first: ProfileFile, second: ProfileFile) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from autospec.profile_file import load_profile
+    from autospec.profile.file import load_profile
 
     profiles = load_profile(first), load_profile(second)
     table = Table("", str(first), str(second))
@@ -116,8 +116,8 @@ def profile_merge(
     ] = None,
 ) -> None:
     """Add up profiles of the same identity."""
-    from autospec.profile import merge
-    from autospec.profile_file import load_profile, save_profile
+    from autospec.profile.file import load_profile, save_profile
+    from autospec.profile.learned import merge
 
     merged = load_profile(files[0])
     for file in files[1:]:

@@ -33,7 +33,7 @@ def record(
 ) -> None:
     """Record a trace of your model and prompts, to be replayed."""
     with extra("engine"):
-        from autospec.record import RecordOptions, run_record
+        from autospec.replay.recording import RecordOptions, run_record
     from rich.console import Console
 
     options = RecordOptions(

@@ -67,13 +67,13 @@ def replay(
     """Replay recorded traces under any policy, without a GPU."""
     from rich.console import Console
 
-    from autospec.replay_report import (
+    from autospec.replay.report import (
         DEFAULT_CONCURRENCY,
         parse_concurrency,
         parse_rates,
         run_replay,
     )
-    from autospec.replay_tasks import ReplayOptions
+    from autospec.replay.tasks import ReplayOptions
 
     if concurrency is None and rate is None:
         concurrency = DEFAULT_CONCURRENCY

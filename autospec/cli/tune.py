@@ -57,7 +57,7 @@ def tune(
 
     if engine == "embedded":
         with extra("engine"):
-            import autospec.bench  # noqa: F401
+            import autospec.bench.command  # noqa: F401
     from autospec.tune.budget import parse_budget, parse_loads
     from autospec.tune.run import run_tune
     from autospec.tune.tuner import TuneOptions

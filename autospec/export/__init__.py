@@ -12,7 +12,7 @@ from autospec.errors import ExportError
 from autospec.export import llama_cpp, sglang, tensorrt_llm, vllm
 from autospec.export.plan import Rendered, Wish
 from autospec.outlook import Outlook, outlook
-from autospec.profile_file import load_profile
+from autospec.profile.file import load_profile
 
 EXPORTERS: Mapping[str, Callable[[Outlook, Wish], Rendered]] = {
     "vllm": vllm.export,

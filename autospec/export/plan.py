@@ -10,8 +10,8 @@ import numpy as np
 from autospec.errors import ExportError
 from autospec.export.schedule import MOST_BANDS, Band, fit_bands
 from autospec.outlook import Outlook
+from autospec.profile.tuned import ProposerSettings
 from autospec.records import Float64Array
-from autospec.tuned import ProposerSettings
 
 _PER_OCTAVE = 8  # batch sizes that are looked at
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autospec.choice import Prices
-from autospec.coefficients import KNOTS
+from autospec.allocation.choice import Prices
 from autospec.compiled import compiled_brief
+from autospec.cost.coefficients import KNOTS
 from autospec.octave import NUM_OCTAVES
 from autospec.records import Float32Array, Float64Array, Int16Array, ProposerInfo
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from autospec.cost import StepCost
+from autospec.cost.step_cost import StepCost
 from autospec.policy.offer_gate import OfferGate
 from autospec.policy.program import Memory
 from autospec.records import (

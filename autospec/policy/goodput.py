@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from autospec.choice import Workspace
+from autospec.allocation.choice import Workspace
 from autospec.compiled import by_reference
-from autospec.cost import StepCost
+from autospec.cost.step_cost import StepCost
 from autospec.octave import octave_of
 from autospec.policy.appended import Appended
 from autospec.policy.base import Decision, Outcome, Policy, PolicyOptions, View, plain

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from autospec.coefficients import CATCH_UP
+from autospec.cost.coefficients import CATCH_UP
 from autospec.policy.arms import ArmsOptions, ArmsPolicy
 from autospec.policy.base import View
 from autospec.records import NO_PROPOSER, Float64Array, ProposerInfo

@@ -7,9 +7,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autospec.allocation import solve
-from autospec.choice import Aim, Prices, Workspace
-from autospec.coefficients import (
+from autospec.allocation.choice import Aim, Prices, Workspace
+from autospec.allocation.depths import copy_depths
+from autospec.allocation.gains import latency_gains, throughput_gains, weigh
+from autospec.allocation.solve import solve
+from autospec.compiled import compiled_brief
+from autospec.cost.coefficients import (
     CONTEXT,
     KNOTS,
     SLOPES,
@@ -17,9 +20,7 @@ from autospec.coefficients import (
     forward_seconds,
     tokens_to_trust,
 )
-from autospec.compiled import compiled_brief
-from autospec.depths import copy_depths
-from autospec.gains import latency_gains, throughput_gains, weigh
+from autospec.cost.regression import CostArrays
 from autospec.policy.appended import (
     AppendedArrays,
     appended_gains,
@@ -30,7 +31,6 @@ from autospec.policy.going_rate import RateArrays, knows_all, note_rate, tokens_
 from autospec.policy.kept_share import ShareArrays, note_kept
 from autospec.policy.offer_gate import GateArrays, expect_offers, note_offers
 from autospec.records import Float32Array, Float64Array, Int16Array, Int32Array, Int64Array
-from autospec.regression import CostArrays
 
 THROUGHPUT, LATENCY, SLO = range(3)
 """Objectives."""

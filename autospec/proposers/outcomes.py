@@ -3,8 +3,8 @@
 Three offsets move the log-odds of a drafted token: that of the token, that of the token behind the
 one before it, and that of the place it was copied from. All are learned from the texts as they go
 on, whoever drafted and whatever was verified: each is a Gaussian belief that one Newton step of the
-logistic likelihood updates per observation, as in ``hazards``. Tokens share an offset where they
-hash alike.
+logistic likelihood updates per observation, as in ``acceptance.hazards``. Tokens share an
+offset where they hash alike.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autospec.errors import InputError
-from autospec.profile import Profile
+from autospec.profile.learned import Profile
+from autospec.profile.tuned import ProposerSettings
 from autospec.proposers.base import LookupProposer
 from autospec.proposers.ngram import NgramProposer
 from autospec.proposers.suffix import SuffixProposer
-from autospec.tuned import ProposerSettings
 
 LOOKUP_DEFAULTS: Mapping[str, ProposerSettings] = {
     "ngram": ProposerSettings(kind="lookup", max_k=8, min_match=2, max_match=4),

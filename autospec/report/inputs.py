@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from autospec.errors import InputError
-from autospec.profile_json import FORMAT
+from autospec.profile.json_form import FORMAT
+from autospec.profile.tuned import Tuning
 from autospec.report.readers.bench_run import BenchRun, read_bench
 from autospec.report.readers.check_run import CheckRun, read_check
 from autospec.report.readers.journal_run import JournalRun, read_journal_runs
 from autospec.report.readers.profile_counts import ProfileCounts, read_profile
 from autospec.report.readers.replay_run import ReplayRun, read_replay
 from autospec.report.readers.tune_run import TuneRun, read_tune
-from autospec.tuned import Tuning
 
 ALLOWED = (
     "a report is made of what 'autospec demo', 'bench', 'replay', 'check' and 'tune' write with "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autospec.phases import ADAPTIVE, OFF, PLAIN
+from autospec.bench.phases import ADAPTIVE, OFF, PLAIN
 
 INK, MUTED, GRID, SURFACE, ACCENT, QUIET, WARN, BAD = (
     "ink", "muted", "grid", "surface", "accent", "quiet", "warn", "bad",

@@ -17,7 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from autospec.arms import encode
+from autospec.bench.arms import encode
 from autospec.controller import Controller
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationOutput, GenerationRequest

@@ -14,17 +14,17 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
-from autospec.arms import Arm, ArmInputs, ArmSpec
-from autospec.bench import checked_heads, kept_settings, load_model, tell_heads
+from autospec.bench.arms import Arm, ArmInputs, ArmSpec
+from autospec.bench.command import checked_heads, kept_settings, load_model, tell_heads
+from autospec.bench.live import say
+from autospec.bench.phases import ADAPTIVE
 from autospec.config import Settings, load_settings
 from autospec.engine.decoder import Decoder
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.errors import AutoSpecError
-from autospec.journal import open_journal
-from autospec.live import say
+from autospec.journal.writer import open_journal
 from autospec.metrics import Metrics
-from autospec.phases import ADAPTIVE
 from autospec.progress import heartbeat
 from autospec.serve.app import Service, create_app
 from autospec.serve.counters import EngineCounters

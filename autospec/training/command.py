@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from autospec import __version__
-from autospec.bench import load_model
+from autospec.bench.command import load_model
+from autospec.bench.live import say
 from autospec.engine.model import CausalModel
 from autospec.errors import InputError
-from autospec.live import say
 from autospec.proposers.checkpoint import CONFIG
 from autospec.training.eagle import EagleTrainee
 from autospec.training.fit import DECAY_SHARE, Course, Progress, Report, fit

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autospec.arms import encode
+from autospec.bench.arms import encode
 from autospec.engine.model import CausalModel
 from autospec.errors import InputError
 from autospec.prompts import Prompt, read_prompts

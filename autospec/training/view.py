@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from autospec.live import say
+from autospec.bench.live import say
 from autospec.training.fit import Report
 from autospec.training.trainee import conditional
 

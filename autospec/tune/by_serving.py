@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rich.console import Console
 
-from autospec.profile import Profile, Statistics, merge
+from autospec.profile.learned import Profile, Statistics, merge
 from autospec.tune.budget import Budget
 from autospec.tune.meter import Meter
 from autospec.tune.on_traces import finish

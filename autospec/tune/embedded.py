@@ -10,24 +10,24 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from autospec.arms import Arm, ArmInputs, ArmSpec, encode, engine_info, generation_request
+from autospec.bench.arms import Arm, ArmInputs, ArmSpec, encode, engine_info, generation_request
+from autospec.bench.phases import ADAPTIVE, PLAIN, arm_order, tokens_per_second
+from autospec.bench.turns import take_turns
 from autospec.config import Settings
 from autospec.engine.drafting import DraftTask, ModelDrafts, ModelProposer
 from autospec.engine.model import CausalModel
 from autospec.engine.relay import Relay
 from autospec.engine.request import GenerationRequest
 from autospec.errors import InputError
-from autospec.phases import ADAPTIVE, PLAIN, arm_order, tokens_per_second
-from autospec.profile import Profile, merge
+from autospec.profile.learned import Profile, merge
+from autospec.profile.tuned import ProposerSettings
 from autospec.prompts import Prompt
 from autospec.proposers.draft_model import DraftModelProposer
 from autospec.proposers.heads import load_head
-from autospec.record import record
 from autospec.records import EngineInfo, Float32Array
-from autospec.trace import TraceRequest
+from autospec.replay.recording import record
+from autospec.replay.trace import TraceRequest
 from autospec.tune.traced import interleaved
-from autospec.tuned import ProposerSettings
-from autospec.turns import take_turns
 
 _DRAFT_K = 8
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
+from autospec.profile.tuned import Interval
 from autospec.tune.state import Round
-from autospec.tuned import Interval
 
 PLAIN, UNTUNED = "plain", "untuned"
 LEAST_ROUNDS = 3

@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from autospec.bench import load_model
+from autospec.bench.command import load_model
 from autospec.config import Settings
-from autospec.cost import StepCost
+from autospec.cost.step_cost import StepCost
 from autospec.engine.request import GenerationRequest
-from autospec.profile import Profile, Statistics
+from autospec.profile.learned import Profile, Statistics
+from autospec.profile.tuned import ProposerSettings
 from autospec.prompts import Prompt, read_prompts
 from autospec.proposers.settings import untuned_lookups
 from autospec.records import Float32Array, ProposerInfo
-from autospec.trace import TraceRequest
+from autospec.replay.trace import TraceRequest
 from autospec.tune.by_serving import tune_by_serving
 from autospec.tune.embedded import Course, Models, model_settings, record_all, requests_of
 from autospec.tune.final import PLAIN, UNTUNED, Verdict
@@ -40,7 +41,6 @@ from autospec.tune.tuner import (
     digest_of,
     split,
 )
-from autospec.tuned import ProposerSettings
 
 _CONTEXTS = (96, 384)
 _REPLICATES = 5

@@ -7,14 +7,14 @@ from dataclasses import replace
 from rich.console import Console
 
 from autospec.config import Settings
-from autospec.cost_file import read_cost_file
 from autospec.errors import InputError
 from autospec.json_file import write_json
-from autospec.profile import Profile
-from autospec.profile_file import save_profile
+from autospec.profile.file import save_profile
+from autospec.profile.learned import Profile
 from autospec.records import EngineInfo
+from autospec.replay.cost_file import read_cost_file
+from autospec.replay.trace import read_traces
 from autospec.report import write_report
-from autospec.trace import read_traces
 from autospec.tune.final import Verdict
 from autospec.tune.meter import Meter
 from autospec.tune.outcome import document, make_tuning, tell, with_figures

@@ -22,14 +22,14 @@ from rich.console import Console
 from autospec.adapters.vllm.arguments import DEFAULT_K
 from autospec.adapters.vllm.options import AdapterOptions
 from autospec.adapters.vllm.pilot import vllm_lookups
-from autospec.arms import encode_with
+from autospec.bench.arms import encode_with
 from autospec.config import Settings
-from autospec.cost import StepCost
+from autospec.cost.step_cost import StepCost
 from autospec.errors import EngineError, InputError, ModelError
-from autospec.profile import Profile, Statistics, merge
+from autospec.profile.learned import Profile, Statistics, merge
 from autospec.prompts import Prompt, read_prompts
 from autospec.records import EngineInfo, ProposerInfo
-from autospec.trace import TraceRequest
+from autospec.replay.trace import TraceRequest
 from autospec.tune.by_serving import tune_by_serving
 from autospec.tune.final import PLAIN, UNTUNED, Verdict
 from autospec.tune.meter import Meter

@@ -31,12 +31,12 @@ from rich.table import Table
 
 from autospec import __version__
 from autospec.outlook import outlook
-from autospec.profile import Profile
+from autospec.profile.learned import Profile
+from autospec.profile.tuned import LoadFigures, Provenance, Tuning, WorkloadRates
 from autospec.tune.final import PLAIN, UNTUNED, Verdict, interval
 from autospec.tune.space import Space
 from autospec.tune.state import Round, State
 from autospec.tune.tuner import Data, Setting, TuneOptions, command_of
-from autospec.tuned import LoadFigures, Provenance, Tuning, WorkloadRates
 
 _TOLERANCE = 0.005
 _PATHS = {"heads", "traces"}

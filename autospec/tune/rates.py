@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autospec.compiled import compiled
+from autospec.profile.tuned import DraftRates, ProposerSettings, WorkloadRates
 from autospec.prompts import DEFAULT_WORKLOAD
 from autospec.proposers.base import Drafts, History
 from autospec.proposers.settings import make_lookup
 from autospec.records import Float32Array, Int16Array, Int64Array
-from autospec.trace import TraceRequest
-from autospec.tuned import DraftRates, ProposerSettings, WorkloadRates
+from autospec.replay.trace import TraceRequest
 
 
 def measure_rates(

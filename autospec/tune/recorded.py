@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from autospec.trace import TraceRequest, read_traces, write_traces
+from autospec.replay.trace import TraceRequest, read_traces, write_traces
 from autospec.tune.state import State, trace_path
 from autospec.tune.tuner import digest_of
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from autospec.config import load_settings
 from autospec.errors import InputError, MissingDependency
-from autospec.profile_file import load_profile
+from autospec.profile.file import load_profile
 from autospec.report import check_report
 from autospec.tune.on_traces import traced_data, tune_on_traces
 from autospec.tune.tuner import TuneOptions

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from autospec.tuned import KCap, ProposerSettings, Tuning
+from autospec.profile.tuned import KCap, ProposerSettings, Tuning
 
 Value: TypeAlias = float | int
 Point: TypeAlias = tuple[Value, ...]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autospec.cost import StepCost, StepLoad
+from autospec.cost.step_cost import StepCost, StepLoad
 from autospec.engine.decoder import Decoder
 from autospec.engine.drafting import ModelProposer
 from autospec.engine.model import CausalModel

@@ -11,12 +11,12 @@ import numpy as np
 
 from autospec.config import Settings
 from autospec.controller import Controller
-from autospec.cost import StepCost, StepLoad
-from autospec.cost_file import CostFile, LookupSeconds, ModelSeconds, StepSeconds
+from autospec.cost.shapes import paid_tokens
+from autospec.cost.step_cost import StepCost, StepLoad
 from autospec.errors import EngineError
-from autospec.hindsight import BarePolicy
 from autospec.policy.off import OffOptions
-from autospec.profile import Profile
+from autospec.profile.learned import Profile
+from autospec.profile.tuned import KCap, ProposerSettings
 from autospec.prompts import DEFAULT_WORKLOAD
 from autospec.records import (
     EngineInfo,
@@ -27,11 +27,11 @@ from autospec.records import (
     Plan,
     Shape,
 )
-from autospec.replay import ClosedLoop
-from autospec.replay_engine import Decider, ReplayEngine, untuned
-from autospec.shapes import paid_tokens
-from autospec.trace import TraceRequest
-from autospec.tuned import KCap, ProposerSettings
+from autospec.replay.cost_file import CostFile, LookupSeconds, ModelSeconds, StepSeconds
+from autospec.replay.engine import Decider, ReplayEngine, untuned
+from autospec.replay.hindsight import BarePolicy
+from autospec.replay.run import ClosedLoop
+from autospec.replay.trace import TraceRequest
 
 _CHECK_STEPS = 64
 

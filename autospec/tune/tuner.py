@@ -17,9 +17,10 @@ from typing import Protocol
 
 from autospec.config import load_settings
 from autospec.errors import AutoSpecError, InputError
-from autospec.profile import Profile, merge
+from autospec.profile.learned import Profile, merge
+from autospec.profile.tuned import KCap, ProposerSettings
 from autospec.prompts import DEFAULT_WORKLOAD
-from autospec.trace import TraceRequest
+from autospec.replay.trace import TraceRequest
 from autospec.tune.budget import Budget
 from autospec.tune.final import LEAST_ROUNDS, PLAIN, UNTUNED, Verdict, judge
 from autospec.tune.meter import Meter
@@ -27,7 +28,6 @@ from autospec.tune.search import REPLICATES, Trial, next_point, standing
 from autospec.tune.space import Point, Space, make_space, point_of
 from autospec.tune.state import Round, State, load_state, save_state, state_path
 from autospec.tune.traced import Bed, TrialTimeout, in_order, plain_goodput, tuned_goodput
-from autospec.tuned import KCap, ProposerSettings
 
 FINALISTS = 2
 SEARCH_SHARE = 0.6  # of the budget, after which the final begins

@@ -18,8 +18,8 @@ import numpy as np
 from autospec.adapters.vllm.arguments import configure
 from autospec.adapters.vllm.modes import Mode
 from autospec.errors import AutoSpecError, EngineError, MissingDependency, ModelError
-from autospec.profile import Profile
-from autospec.profile_file import save_profile
+from autospec.profile.file import save_profile
+from autospec.profile.learned import Profile
 from autospec.records import EngineInfo, Int32Array
 
 MOST_K = 32

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from autospec.adapters.vllm.exposition import FOLDER_VARIABLE, Exposition, ExpositionCollector
-from autospec.counts import TokenCounts
 from autospec.metrics import Metrics
+from autospec.step.counts import TokenCounts
 from tests.adapters.vllm_engines import (
     engine,
     generate,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autospec.errors import ConfigError
-from autospec.profile_file import load_profile
+from autospec.profile.file import load_profile
 from tests.adapters.vllm_engines import engine, generate, prompts, steering_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from autospec.adapters.vllm.exposition import FOLDER_VARIABLE
 from autospec.engine.demo_model import demo_model_path
-from autospec.profile_file import load_profile
+from autospec.profile.file import load_profile
 from autospec.prompts import Prompt, read_prompts
 
 openai = pytest.importorskip("openai")

@@ -20,7 +20,7 @@ from vllm import LLM
 from autospec.adapters.vllm import configure
 from autospec.adapters.vllm.arguments import RUNNER_VARIABLE
 from autospec.errors import ModelError
-from autospec.profile_file import load_profile
+from autospec.profile.file import load_profile
 from autospec.tune import on_vllm, tuner
 from autospec.tune.run import run_tune
 from autospec.tune.tuner import TuneOptions

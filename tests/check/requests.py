@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autospec.trace import TraceRequest
+from autospec.replay.trace import TraceRequest
 
 VOCAB = 5000
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from autospec.check.analysis import Findings, find
 from autospec.check.samples import Sample, summarize
 from autospec.check.step_time import MeasuredTime, ReadingTime, measured_time
-from autospec.trace import TraceRequest
+from autospec.replay.trace import TraceRequest
 from tests.check.requests import copying, fresh
 
 STEP = 0.034

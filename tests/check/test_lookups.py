@@ -15,9 +15,9 @@ from autospec.check.lookups import (
     walk,
 )
 from autospec.check.step_time import FileTime, MeasuredTime, ReadingTime
-from autospec.cost_file import CostFile, LookupSeconds, ModelSeconds, StepSeconds
-from autospec.fixed_arms import replay_fixed
-from autospec.hindsight import replay_plain
+from autospec.replay.cost_file import CostFile, LookupSeconds, ModelSeconds, StepSeconds
+from autospec.replay.fixed_arms import replay_fixed
+from autospec.replay.hindsight import replay_plain
 from tests.check.requests import copying, fresh
 
 COST = CostFile(

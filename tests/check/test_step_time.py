@@ -16,11 +16,11 @@ from autospec.check.step_time import (
 )
 from autospec.config import load_settings
 from autospec.controller import Controller
-from autospec.cost import StepLoad
-from autospec.cost_file import CostFile, StepSeconds
+from autospec.cost.step_cost import StepLoad
 from autospec.errors import InputError
-from autospec.profile import Profile
+from autospec.profile.learned import Profile
 from autospec.records import EngineInfo, ProposerInfo
+from autospec.replay.cost_file import CostFile, StepSeconds
 
 
 def served(number: int, first: float, step: float, tokens: int) -> Sample:

@@ -11,7 +11,7 @@ import pytest
 
 from autospec.config import parse_settings
 from autospec.controller import Controller
-from autospec.journal import Journal
+from autospec.journal.writer import Journal
 from autospec.metrics import Metrics
 from autospec.records import BatchState, EngineInfo
 from tests.simulated_engine import ENGINE, Clock, Drafter, SimulatedEngine, linear_seconds

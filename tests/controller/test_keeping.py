@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 from autospec.config import load_settings, parse_settings
 from autospec.controller import Controller
 from autospec.errors import ProfileError, ProfileMismatch
-from autospec.journal import Journal
-from autospec.journal_reader import read_journal
+from autospec.journal.reader import read_journal
+from autospec.journal.writer import Journal
 from autospec.metrics import Metrics
-from autospec.profile_file import load_profile
+from autospec.profile.file import load_profile
 from autospec.records import BatchState, EngineInfo, ProposerInfo, Request, StepResult
 from tests.controller.serving import CHEAP_TOKENS, modes, serve
 from tests.simulated_engine import ENGINE, PROMPT, lookup, model

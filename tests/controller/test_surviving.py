@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from autospec.metrics import Metrics
 from autospec.policy.base import Decision
-from autospec.profile_file import load_profile
+from autospec.profile.file import load_profile
 from autospec.records import BatchState, Request, StepResult
 from tests.controller.serving import modes, replace_in_policy, serve, state_of
 from tests.simulated_engine import PROMPT, linear_seconds, lookup, model

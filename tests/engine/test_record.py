@@ -16,8 +16,8 @@ from autospec.proposers.draft_model import DraftModelProposer
 from autospec.proposers.heads import load_head
 from autospec.proposers.mlp_folder import write_shared
 from autospec.proposers.mlp_network import SharedLayout, SharedNetwork
-from autospec.record import record
-from autospec.trace import TraceRequest, read_traces, write_traces
+from autospec.replay.recording import record
+from autospec.replay.trace import TraceRequest, read_traces, write_traces
 from tests.engine.tiny_models import VOCAB, greedy, tiny
 
 K = 3

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from autospec import acceptance, cost
-from autospec.cost import StepCost, StepLoad
-from autospec.hazards import NUM_BINS, NUM_BUCKETS
-from autospec.profile import Identity, Profile, Statistics, WorkloadProfile
+from autospec.acceptance import hazard_table
+from autospec.acceptance.hazards import NUM_BINS, NUM_BUCKETS
+from autospec.cost import step_cost
+from autospec.cost.step_cost import StepCost, StepLoad
+from autospec.profile.learned import Identity, Profile, Statistics, WorkloadProfile
+from autospec.profile.tuned import DraftRates, ProposerSettings, Provenance, Tuning, WorkloadRates
 from autospec.records import EngineInfo, ProposerInfo
-from autospec.tuned import DraftRates, ProposerSettings, Provenance, Tuning, WorkloadRates
 
 FIXED, PER_TOKEN, PER_DEPTH = 10e-3, 0.5e-3, 1e-3
 ENGINE = EngineInfo("target", "embedded", "1", "cpu", "float32")
@@ -62,8 +63,8 @@ def tuned_profile(workloads: Mapping[str, Mapping[str, DraftRates]]) -> Profile:
     infos = [ProposerInfo(name, each.kind, each.max_k) for name, each in settings.items()]
     return Profile(
         identity=Identity.of(ENGINE, tuple(infos)),
-        acceptance_layout=acceptance.LAYOUT,
-        cost_layout=cost.LAYOUT,
+        acceptance_layout=hazard_table.LAYOUT,
+        cost_layout=step_cost.LAYOUT,
         workloads={label: WorkloadProfile(4.0) for label in workloads},
         cost={"step": step_statistics(infos)},
         provenance=("test",),
@@ -109,8 +110,8 @@ def served_profile(proposers: Sequence[str], hazard: float) -> Profile:
     ]
     return Profile(
         identity=Identity.of(ENGINE, tuple(infos)),
-        acceptance_layout=acceptance.LAYOUT,
-        cost_layout=cost.LAYOUT,
+        acceptance_layout=hazard_table.LAYOUT,
+        cost_layout=step_cost.LAYOUT,
         workloads={"chat": WorkloadProfile(8.0, dict.fromkeys(proposers, counts))},
         cost={"step": step_statistics(infos)},
         provenance=("test",),

@@ -22,8 +22,8 @@ from autospec.errors import ExportError
 from autospec.export import EXPORTERS
 from autospec.export.plan import Rendered, Wish
 from autospec.outlook import outlook
-from autospec.profile import Profile
-from autospec.profile_file import save_profile
+from autospec.profile.file import save_profile
+from autospec.profile.learned import Profile
 from tests.export.made_profiles import rates, served_profile, tuned_profile
 
 SGLANG_ADAPTIVE = {

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from autospec.cost import StepCost
+from autospec.cost.step_cost import StepCost
 from autospec.policy import make_policy
 from autospec.policy.base import Decision, Outcome, Policy, PolicyOptions, View
 from autospec.records import NO_PROPOSER, EngineInfo, ProposerInfo

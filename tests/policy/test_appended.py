@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from autospec.choice import Prices
-from autospec.coefficients import KNOTS
-from autospec.gains import throughput_gains
+from autospec.allocation.choice import Prices
+from autospec.allocation.gains import throughput_gains
+from autospec.cost.coefficients import KNOTS
 from autospec.octave import octave_of
 from autospec.policy.appended import (
     Appended,

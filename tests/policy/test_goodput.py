@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from autospec.cost import StepCost, StepLoad
+from autospec.cost.step_cost import StepCost, StepLoad
 from autospec.policy.base import View
 from autospec.policy.goodput import Goodput, GoodputOptions
 from tests.policy.steps import (

@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from autospec.coefficients import CATCH_UP
-from autospec.cost import StepCost, StepLoad
+from autospec.cost.coefficients import CATCH_UP
+from autospec.cost.step_cost import StepCost, StepLoad
 from autospec.policy.nightjar import Context, Nightjar, NightjarOptions
 from tests.policy.steps import DRAFT, ENGINE, PROPOSERS, names, outcome, policy_of, view
 

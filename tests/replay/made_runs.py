@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autospec.cost_file import CostFile
-from autospec.hindsight import BarePolicy
 from autospec.policy.base import PolicyOptions
 from autospec.records import BatchState, Plan, Request, StepResult
-from autospec.replay_engine import ReplayEngine
-from autospec.trace import TraceRequest
+from autospec.replay.cost_file import CostFile
+from autospec.replay.engine import ReplayEngine
+from autospec.replay.hindsight import BarePolicy
+from autospec.replay.trace import TraceRequest
 
 FIXED, OVERHEAD, TOKEN, CONTEXT, DEPTH, DRAFT_CONTEXT = 1.0, 0.5, 0.01, 0.001, 0.1, 0.0001
 

@@ -9,12 +9,12 @@ import pytest
 
 from autospec.config import Settings
 from autospec.errors import InputError
-from autospec.hindsight import replay_bare, replay_plain
 from autospec.policy.base import PolicyOptions
 from autospec.policy.lookup_first import LookupFirstOptions
 from autospec.policy.off import OffOptions
 from autospec.policy.static import StaticOptions
-from autospec.replay import (
+from autospec.replay.hindsight import replay_bare, replay_plain
+from autospec.replay.run import (
     ClosedLoop,
     make_controller,
     make_engine,

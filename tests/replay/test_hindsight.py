@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from autospec.config import Settings
-from autospec.fixed_arms import arm_name, fixed_arms, replay_fixed
-from autospec.hindsight import (
+from autospec.replay.fixed_arms import arm_name, fixed_arms, replay_fixed
+from autospec.replay.hindsight import (
     Clairvoyant,
     ClairvoyantEngine,
     replay_bare,
     replay_clairvoyant,
     replay_plain,
 )
-from autospec.replay import replay_closed, run_closed
+from autospec.replay.run import replay_closed, run_closed
 from tests.replay.made_runs import (
     APPENDED,
     FIRST,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from autospec.config import Settings
-from autospec.latency import Finished, Percentiles, summarize_latency
 from autospec.policy.off import OffOptions
-from autospec.replay import make_engine, replay_open, run_open
-from autospec.replay_engine import ReplayEngine
-from autospec.trace import TraceRequest
+from autospec.replay.engine import ReplayEngine
+from autospec.replay.latency import Finished, Percentiles, summarize_latency
+from autospec.replay.run import make_engine, replay_open, run_open
+from autospec.replay.trace import TraceRequest
 from tests.replay.made_runs import (
     LOOKUPS_AND_MODEL,
     Watch,

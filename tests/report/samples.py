@@ -7,7 +7,7 @@ from typing import Any
 
 from autospec.config import load_settings
 from autospec.controller import Controller
-from autospec.journal import Journal
+from autospec.journal.writer import Journal
 from tests.simulated_engine import (
     ENGINE,
     Clock,

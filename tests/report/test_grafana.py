@@ -12,8 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from autospec.counts import TokenCounts
 from autospec.metrics import Metrics
+from autospec.step.counts import TokenCounts
 
 DASHBOARD = Path(__file__).parents[2] / "dashboards" / "grafana.json"
 SCRAPED = {"instance", "job"}

@@ -12,16 +12,16 @@ from autospec.check.lookups import Acceptance, Crossover, Speedup
 from autospec.check.result import CheckResult, WorkloadFacts, result_json
 from autospec.check.samples import Level, Shares
 from autospec.check.verdict import Verdict
-from autospec.latency import Percentiles
-from autospec.profile import Profile
-from autospec.profile_file import save_profile
+from autospec.profile.file import save_profile
+from autospec.profile.learned import Profile
+from autospec.profile.tuned import Interval, LoadFigures
+from autospec.replay.latency import Percentiles
 from autospec.report import write_report
 from autospec.report.inputs import read_inputs
 from autospec.report.sections.best_choice import grid_of_check, grid_of_profile
 from autospec.report.sections.crossover import panels_of_check, panels_of_tuning
 from autospec.report.sections.tuning import best_so_far, tuning_sentence
 from autospec.report.sections.verdict import check_verdict, profile_verdict
-from autospec.tuned import Interval, LoadFigures
 from tests.export.made_profiles import rates, served_profile, tuned_profile
 
 

@@ -13,7 +13,7 @@ import torch
 import uvicorn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from autospec.bench import kept_settings
+from autospec.bench.command import kept_settings
 from autospec.config import load_settings
 from autospec.engine.model import CausalModel
 from autospec.serve.app import Service

@@ -22,7 +22,7 @@ from autospec.engine.decoder import Decoder
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.errors import ProfileError
-from autospec.profile_file import load_profile
+from autospec.profile.file import load_profile
 from autospec.serve.server import (
     PortTaken,
     ServeOptions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from autospec.demo import PROMPTS
+from autospec.bench.demo import PROMPTS
 from autospec.prompts import read_prompts
 from autospec.training.questions import make_questions
 

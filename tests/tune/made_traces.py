@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autospec.trace import TraceRequest, write_traces
+from autospec.replay.trace import TraceRequest, write_traces
 
 COST = """
 shape: packed

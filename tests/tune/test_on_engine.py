@@ -10,19 +10,19 @@ import pytest
 import torch
 from rich.console import Console
 
-from autospec.arms import Arm, ArmInputs, ArmSpec
+from autospec.bench.arms import Arm, ArmInputs, ArmSpec
+from autospec.bench.phases import ADAPTIVE
 from autospec.config import ProfileSettings, Settings
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
-from autospec.phases import ADAPTIVE
-from autospec.profile_file import load_profile, save_profile
+from autospec.profile.file import load_profile, save_profile
+from autospec.profile.tuned import KCap, ProposerSettings
 from autospec.records import EngineInfo, ProposerInfo
 from autospec.tune import on_engine, tuner
 from autospec.tune.run import run_tune
 from autospec.tune.state import state_path, trace_path
 from autospec.tune.surface import Timing, design, fit, time_design
 from autospec.tune.tuner import TuneOptions
-from autospec.tuned import KCap, ProposerSettings
 from tests.word_folders import save_untrained
 
 SILENT = Console(quiet=True)

@@ -16,7 +16,7 @@ from autospec.errors import InputError
 from autospec.export import EXPORTERS
 from autospec.export.plan import Wish
 from autospec.outlook import outlook
-from autospec.profile_file import load_profile
+from autospec.profile.file import load_profile
 from autospec.tune import traced, tuner
 from autospec.tune.run import run_tune
 from autospec.tune.state import state_path
@@ -171,7 +171,7 @@ def test_an_older_profile_warms_the_search(tmp_path: Path, tuned: Path) -> None:
         update={"proposers": {**older.tuned.proposers, "ngram": ngram}}
     )
     path = tmp_path / "older.json"
-    from autospec.profile_file import save_profile
+    from autospec.profile.file import save_profile
 
     save_profile(path, replace(older, tuned=changed))
     assert run_tune(options(tmp_path, warm_start=path, trials=4), SILENT) == 0

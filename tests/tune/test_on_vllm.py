@@ -18,21 +18,21 @@ from autospec.adapters.vllm.arguments import DEFAULT_K, configure
 from autospec.adapters.vllm.options import AdapterOptions
 from autospec.adapters.vllm.pilot import Pilot
 from autospec.config import Settings
-from autospec.cost import StepLoad
+from autospec.cost.step_cost import StepLoad
 from autospec.errors import InputError, MissingDependency
 from autospec.estimators import Estimators
-from autospec.profile import Profile
-from autospec.profile_file import load_profile, save_profile
+from autospec.profile.file import load_profile, save_profile
+from autospec.profile.learned import Profile
+from autospec.profile.tuned import ProposerSettings
 from autospec.proposers.settings import LOOKUP_DEFAULTS
 from autospec.records import EngineInfo, ProposerInfo
-from autospec.trace import read_traces
+from autospec.replay.trace import read_traces
 from autospec.tune import tuner
 from autospec.tune.on_vllm import tune_on_vllm, tune_served
 from autospec.tune.run import run_tune
 from autospec.tune.state import state_path, trace_path
 from autospec.tune.tuner import TuneOptions
 from autospec.tune.vllm_engine import Answers, Call
-from autospec.tuned import ProposerSettings
 
 INFO = EngineInfo("models/m", "vllm", "0.32", "cpu", "float32")
 SILENT = Console(quiet=True)

@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autospec.cost_file import CostFile
-from autospec.fixed_arms import replay_fixed
+from autospec.profile.tuned import ProposerSettings
 from autospec.proposers.settings import LOOKUP_DEFAULTS
-from autospec.trace import TraceRequest
+from autospec.replay.cost_file import CostFile
+from autospec.replay.fixed_arms import replay_fixed
+from autospec.replay.trace import TraceRequest
 from autospec.tune.rates import measure_rates
-from autospec.tuned import ProposerSettings
 from tests.tune.made_traces import made_requests
 
 

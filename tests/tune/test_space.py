@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autospec.errors import InputError
+from autospec.profile.tuned import KCap, ProposerSettings
 from autospec.proposers.settings import LONE_LOOKUPS, LOOKUP_DEFAULTS, make_lookup, settings_of
 from autospec.tune.space import NO_CAP, make_space
-from autospec.tuned import KCap, ProposerSettings
 
 DRAFT = {"draft": ProposerSettings(kind="sequential", max_k=4, min_confidence=0.0)}
 SPACE = make_space({**LOOKUP_DEFAULTS, **DRAFT}, (1, 4, 16), with_confidence=True)

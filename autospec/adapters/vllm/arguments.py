@@ -15,7 +15,7 @@ from autospec.adapters.vllm.modes import LOOKUP_METHODS, PARALLEL_METHODS
 from autospec.adapters.vllm.options import KEY, parse_options
 from autospec.config import load_settings
 from autospec.errors import ConfigError, ProfileError
-from autospec.profile_file import load_profile
+from autospec.profile.file import load_profile
 
 SCHEDULER_CLS = "autospec.adapters.vllm.AutoSpecScheduler"
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"

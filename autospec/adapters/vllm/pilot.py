@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from autospec import acceptance, cost
+from autospec.acceptance import hazard_table
 from autospec.adapters.vllm.labels import RequestLabels
 from autospec.adapters.vllm.options import AdapterOptions
 from autospec.adapters.vllm.seats import NO_SEAT, Seats, add_tokens, describe, take_drafts
@@ -22,11 +22,13 @@ from autospec.adapters.vllm.step_arrays import StepArrays, StepMemory
 from autospec.compiled import prepared
 from autospec.config import Settings
 from autospec.controller import Controller
+from autospec.cost import step_cost
 from autospec.errors import ProfileError
-from autospec.journal import open_journal
+from autospec.journal.writer import open_journal
 from autospec.metrics import Metrics
-from autospec.profile import Identity
-from autospec.profile_file import load_profile
+from autospec.profile.file import load_profile
+from autospec.profile.learned import Identity
+from autospec.profile.tuned import ProposerSettings
 from autospec.proposers.base import BindableLookup, LookupProposer
 from autospec.proposers.settings import make_lookup, untuned_lookups
 from autospec.records import (
@@ -38,7 +40,6 @@ from autospec.records import (
     Request,
     StepResult,
 )
-from autospec.tuned import ProposerSettings
 
 log = logging.getLogger("autospec")
 
@@ -350,7 +351,7 @@ def _tuned(
     infos = tuple(ProposerInfo(name, "lookup", 1) for name in proposers)  # names alone identify
     try:
         profile = load_profile(path)
-        profile.require(Identity.of(engine, infos), acceptance.LAYOUT, cost.LAYOUT)
+        profile.require(Identity.of(engine, infos), hazard_table.LAYOUT, step_cost.LAYOUT)
     except ProfileError:
         return {}
     return {} if profile.tuned is None else profile.tuned.proposers

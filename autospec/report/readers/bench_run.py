@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from autospec.phases import ADAPTIVE, PLAIN
+from autospec.bench.phases import ADAPTIVE, PLAIN
 from autospec.report.readers.form import Form, read_form
 from autospec.report.wording import moment
 

@@ -11,11 +11,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import get_args
 
+from autospec.bench.phases import OFF
 from autospec.errors import InputError
-from autospec.journal_lines import JournalHeader, JournalStep, WorkloadName
-from autospec.journal_reader import TornLine, iterate_journal
+from autospec.journal.lines import JournalHeader, JournalStep, WorkloadName
+from autospec.journal.reader import TornLine, iterate_journal
 from autospec.octave import octave_of
-from autospec.phases import OFF
 from autospec.records import NO_PROPOSER, Mode
 from autospec.report.readers.counts import MOST_POSITIONS, POSITIONS, Counts
 from autospec.report.readers.time_bins import TimeBins

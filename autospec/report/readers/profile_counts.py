@@ -10,18 +10,19 @@ from pathlib import Path
 
 import numpy as np
 
-from autospec import acceptance, coefficients, cost
-from autospec.cost import StepCost
-from autospec.cost_file import LOOKUPS
+from autospec.acceptance import hazard_table
+from autospec.cost import coefficients, step_cost
+from autospec.cost.step_cost import StepCost
 from autospec.errors import ProfileError
 from autospec.octave import NUM_OCTAVES
 from autospec.outlook import Outlook, outlook
-from autospec.profile import Profile, Statistics
-from autospec.profile_file import load_profile
+from autospec.profile.file import load_profile
+from autospec.profile.learned import Profile, Statistics
+from autospec.profile.tuned import Tuning
 from autospec.records import EngineInfo, Float64Array, ProposerInfo
+from autospec.replay.cost_file import LOOKUPS
 from autospec.report.readers.counts import POSITIONS, Counts
 from autospec.report.wording import moment
-from autospec.tuned import Tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,10 @@ class ProfileCounts:
 def read_profile(name: str, path: Path) -> ProfileCounts:
     """Raises ProfileError."""
     profile = load_profile(path)
-    if profile.acceptance_layout != acceptance.LAYOUT or profile.cost_layout != cost.LAYOUT:
+    if profile.acceptance_layout != hazard_table.LAYOUT or profile.cost_layout != step_cost.LAYOUT:
         raise ProfileError(
             f"{path}: layouts are {profile.acceptance_layout} and {profile.cost_layout}, this "
-            f"AutoSpec draws {acceptance.LAYOUT} and {cost.LAYOUT}"
+            f"AutoSpec draws {hazard_table.LAYOUT} and {step_cost.LAYOUT}"
         )
     identity = profile.identity
     return ProfileCounts(

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import Field
 
+from autospec.profile.tuned import Tuning
 from autospec.report.readers.form import Form, read_form
 from autospec.report.wording import moment
-from autospec.tuned import Tuning
 
 
 class SurfacePoint(Form):

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from matplotlib.patches import Rectangle
 
+from autospec.bench.phases import ADAPTIVE, OFF, PLAIN
 from autospec.octave import octave_of
-from autospec.phases import ADAPTIVE, OFF, PLAIN
 from autospec.report.drawing import Sheet
 from autospec.report.page import Chart, DataTable, Section, chart
 from autospec.report.readers.bench_run import BenchRun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autospec.phases import ADAPTIVE
+from autospec.bench.phases import ADAPTIVE
 from autospec.report.page import Chart, DataTable, Section, chart
 from autospec.report.readers.bench_run import BenchRun
 from autospec.report.readers.journal_run import JournalRun

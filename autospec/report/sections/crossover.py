@@ -10,7 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from autospec.phases import ADAPTIVE, PLAIN
+from autospec.bench.phases import ADAPTIVE, PLAIN
+from autospec.profile.tuned import Tuning
 from autospec.report.drawing import Sheet
 from autospec.report.page import Chart, DataTable, Section, chart
 from autospec.report.readers.bench_run import BenchRun
@@ -20,7 +21,6 @@ from autospec.report.readers.replay_run import ReplayRun
 from autospec.report.sections.scales import load_axis, plain_line, speedup_axis
 from autospec.report.theme import ACCENT, INK, MUTED, Key, paint, proposer_roles
 from autospec.report.wording import count, shortened, times
-from autospec.tuned import Tuning
 
 BEST_FIXED = "best fixed choice in hindsight"
 CLAIRVOYANT = "clairvoyant bound"

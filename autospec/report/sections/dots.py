@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autospec.phases import ADAPTIVE
+from autospec.bench.phases import ADAPTIVE
 from autospec.report.drawing import Sheet
 from autospec.report.sections.scales import plain_line, speedup_axis
 from autospec.report.theme import GRID, INK, SURFACE, paint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autospec.phases import ADAPTIVE, OFF
+from autospec.bench.phases import ADAPTIVE, OFF
 from autospec.report.page import Chart, DataTable, Section, chart
 from autospec.report.readers.bench_run import BenchRun, ChoiceShare
 from autospec.report.sections.bars import Bar, Segment, bar_heights, draw_bars

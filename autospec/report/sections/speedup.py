@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autospec.phases import ADAPTIVE, PLAIN
+from autospec.bench.phases import ADAPTIVE, PLAIN
 from autospec.report.page import Chart, DataTable, Section, chart
 from autospec.report.readers.bench_run import BenchRun, PhaseArm
 from autospec.report.sections.dots import Dot, Row, draw_dots, heights

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from autospec.phases import OFF
+from autospec.bench.phases import OFF
 from autospec.records import Float64Array
 from autospec.report.drawing import Sheet
 from autospec.report.page import Chart, DataTable, Section, chart

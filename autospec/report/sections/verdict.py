@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autospec.phases import ADAPTIVE, PLAIN
+from autospec.bench.phases import ADAPTIVE, PLAIN
+from autospec.profile.tuned import Tuning
 from autospec.report.page import Figure, Verdict
 from autospec.report.readers.bench_run import BenchRun, Phase, Spread
 from autospec.report.readers.check_run import CheckRun
@@ -13,7 +14,6 @@ from autospec.report.readers.tune_run import TuneRun
 from autospec.report.sections.acceptance import panels_of
 from autospec.report.sections.rails import rails_sentences
 from autospec.report.wording import count, duration, percent, plural, rate, sentence, series, times
-from autospec.tuned import Tuning
 
 
 def bench_verdict(run: BenchRun) -> Verdict:

@@ -1,0 +1,1 @@
+"""How likely draft tokens are to be accepted."""

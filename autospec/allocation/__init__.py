@@ -1,0 +1,1 @@
+"""Who drafts and how many tokens: the choice of one step."""

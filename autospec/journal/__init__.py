@@ -1,0 +1,1 @@
+"""The journal of decisions and outcomes: written, and read again."""

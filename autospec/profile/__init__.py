@@ -1,0 +1,1 @@
+"""Profiles: what was learned and tuned, and the file that keeps it."""

@@ -1,0 +1,1 @@
+"""What overrules an adaptive policy, and what it goes by."""

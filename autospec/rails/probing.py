@@ -1,0 +1,77 @@
+"""Steps that try what is not in use: when, with whom, and how much of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from autospec.cost.coefficients import DEPTH
+from autospec.cost.step_cost import StepCost
+from autospec.policy.base import Decision, Policy, View, plain
+from autospec.rails.probe import DRAFTS, PLAIN, ProbeClocks
+
+_MODEL_K = 3
+_MODEL_SHARE = 0.5  # of a plain step that a probe's drafting may take beyond its first token
+_PARALLEL_K = 8
+_MODEL_REQUESTS = 8
+
+
+class Probing:
+    """What a policy's steps leave untried is tried now and then: plain decoding, models, lookups.
+
+    ``clocks`` say when.
+    """
+
+    def __init__(self, policy: Policy[Any], cost: StepCost, clocks: ProbeClocks) -> None:
+        self._policy = policy
+        self._cost = cost
+        self.clocks = clocks
+        self._triable = (*cost.models, DRAFTS)
+
+    def decide(self, view: View) -> Decision | None:
+        """The decision of a step that tries something; None leaves it to the policy."""
+        arm = self.clocks.due(view.requests)
+        if arm is not None and arm != PLAIN:
+            available = [each for each in self._triable if self._may_draft(view, each)]
+            arm = self.clocks.due(view.requests, available)
+        if arm is None:
+            return None
+        if arm == PLAIN:
+            return plain(view.requests, "probe")
+        return self._surest_offer(view) if arm == DRAFTS else self._some_of_model(view, arm)
+
+    def _may_draft(self, view: View, arm: int) -> bool:
+        limits = view.limits[self._policy.lookup] if arm == DRAFTS else view.limits[arm]
+        return bool(limits.any())
+
+    def _surest_offer(self, view: View) -> Decision:
+        """The lookups' surest draft token alone: it tells whether drafts are still as dear."""
+        is_offered = (view.limits > 0) & self._policy.lookup[:, None]
+        sureness = np.where(is_offered, view.hazards[:, :, 0].T, -1.0)
+        proposer, row = np.unravel_index(int(np.argmax(sureness)), sureness.shape)
+        decision = plain(view.requests, "probe")
+        decision.proposer[row] = proposer
+        decision.k[row] = 1
+        return decision
+
+    def _some_of_model(self, view: View, model: int) -> Decision:
+        """The policy's decision, but some requests draft with ``model``."""
+        policy = self._policy
+        decision = policy.decide(view)
+        rows = np.flatnonzero(view.limits[model] > 0)
+        if len(rows) > _MODEL_REQUESTS:
+            rows = policy.rng.choice(rows, _MODEL_REQUESTS, replace=False)
+        proposer, k = decision.proposer.copy(), decision.k.copy()
+        proposer[rows] = model
+        if policy.proposers[model].kind == "sequential":
+            k[rows] = policy.rng.integers(1, self._depth(view, model) + 1)
+        else:
+            k[rows] = np.minimum(view.limits[model, rows], _PARALLEL_K)
+        return Decision(proposer, k, "probe")
+
+    def _depth(self, view: View, model: int) -> int:
+        """The most that a probe may draft, to tell what a depth costs; a dear model drafts less."""
+        depth_seconds = float(self._cost.draft_coefficients[model, DEPTH])
+        most = _MODEL_SHARE * view.plain_seconds
+        return _MODEL_K if _MODEL_K * depth_seconds <= most else max(1, int(most / depth_seconds))

@@ -1,0 +1,195 @@
+"""``autospec replay``: policies on recorded traces, beside plain decoding and hindsight."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from autospec import __version__
+from autospec.config import load_settings
+from autospec.errors import InputError
+from autospec.profile.file import load_profile
+from autospec.replay.arrivals import at_rate, read_arrivals
+from autospec.replay.cost_file import read_cost_file
+from autospec.replay.fixed_arms import FixedResult, arm_name
+from autospec.replay.run import ReplayResult, shuffled
+from autospec.replay.tables import print_tables
+from autospec.replay.tasks import (
+    CLAIRVOYANT,
+    PLAIN,
+    Inputs,
+    ReplayOptions,
+    Result,
+    Task,
+    run_all,
+    tasks_of,
+)
+from autospec.replay.trace import read_traces
+from autospec.report import check_report, write_report
+
+DEFAULT_CONCURRENCY = "1,8,32,128"
+
+_MOST_CONCURRENCY = 4096
+
+
+def parse_concurrency(text: str) -> tuple[int, ...]:
+    """Running requests of a comma separated list; raises InputError."""
+    found = []
+    for part in (part.strip() for part in text.split(",")):
+        if not (part.isascii() and part.isdigit() and 1 <= int(part) <= _MOST_CONCURRENCY):
+            raise InputError(
+                f"--concurrency: {part!r} is not a number of requests from 1 to {_MOST_CONCURRENCY}"
+            )
+        found.append(int(part))
+    return tuple(dict.fromkeys(found))
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    """Requests per second of a comma separated list; raises InputError."""
+    found = []
+    for part in (part.strip() for part in text.split(",")):
+        try:
+            rate = float(part)
+        except ValueError:
+            rate = -1.0
+        if not 0.0 < rate < float("inf"):
+            raise InputError(f"--rate: {part!r} is not a positive number of requests per second")
+        found.append(rate)
+    return tuple(dict.fromkeys(found))
+
+
+def run_replay(options: ReplayOptions, console: Console) -> int:
+    """Replay, show tables, write the JSON; returns the exit code.
+
+    Raises InputError, ConfigError and ProfileError for what cannot be run, before anything is.
+    """
+    inputs = _read(options)
+    tasks = tasks_of(inputs)
+    results: dict[Task, Result] = {}
+    for task, result in run_all(inputs, tasks):
+        results[task] = result
+    report = _report(inputs, results)
+    print_tables(console, report)
+    if options.json_path is not None:
+        _write(options.json_path, report)
+        console.print(f"figures saved in {options.json_path}", markup=False, soft_wrap=True)
+    if options.report_path is not None:
+        write_report([report], options.report_path)
+        console.print(f"report saved in {options.report_path}", markup=False, soft_wrap=True)
+    if options.save_profile is not None:
+        console.print(
+            f"what was learned was added to {options.save_profile}", markup=False, soft_wrap=True
+        )
+    return 0
+
+
+def _read(options: ReplayOptions) -> Inputs:
+    if bool(options.rates) != (options.arrivals is not None):
+        raise InputError("--arrivals and --rate belong together: give both or none")
+    if not options.concurrency and not options.rates:
+        raise InputError("nothing to replay: give --concurrency, or --arrivals with --rate")
+    for name, path in (("--json", options.json_path), ("--save-profile", options.save_profile)):
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            raise InputError(f"{name}: {path} cannot be written; give a file in an open folder")
+    if options.report_path is not None:
+        check_report(options.report_path)
+    requests = shuffled(read_traces(options.traces), options.requests, options.seed)
+    cost = read_cost_file(options.cost)
+    arrivals: dict[float, tuple[float, ...]] = {}
+    if options.arrivals is not None:
+        recorded = read_arrivals(options.arrivals)
+        requests_open = requests[: len(recorded)]
+        arrivals = {rate: at_rate(recorded, len(requests_open), rate) for rate in options.rates}
+    return Inputs(
+        requests,
+        cost,
+        {name: load_settings(name) for name in options.policies},
+        arrivals,
+        None if options.profile is None else load_profile(options.profile),
+        options,
+    )
+
+
+def _report(inputs: Inputs, results: dict[Task, Result]) -> dict[str, Any]:
+    """Every policy's figures by loop, and what was possible, by concurrency."""
+    options = inputs.options
+    plain = {
+        (task.concurrency, task.rate): result
+        for task, result in results.items()
+        if task.policy == PLAIN and isinstance(result, ReplayResult)
+    }
+    rows = []
+    best: dict[str, Any] = {}
+    clairvoyant: dict[str, Any] = {}
+    for task, result in results.items():
+        reference = plain[task.concurrency, task.rate].tokens_per_second
+        speedup = result.tokens_per_second / reference
+        concurrency = str(task.concurrency)
+        figures = {
+            "speedup_vs_plain": speedup,
+            "tokens_per_second": result.tokens_per_second,
+        }
+        if isinstance(result, FixedResult):
+            if concurrency not in best or speedup > best[concurrency]["speedup_vs_plain"]:
+                best[concurrency] = {"arm": arm_name(result.arm), **figures}
+        elif task.policy in options.policies:
+            rows.append(_row(result, speedup))
+        elif task.policy == CLAIRVOYANT:
+            clairvoyant[concurrency] = figures
+    order = {name: index for index, name in enumerate(options.policies)}
+    rows.sort(key=lambda row: (row["rate"] or 0.0, row["concurrency"], order[str(row["policy"])]))
+    return {
+        "results": rows,
+        "plain": [_row(result, 1.0) for result in plain.values()],
+        "best_fixed": best,
+        "clairvoyant": clairvoyant,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "version": __version__,
+        "settings": {
+            "traces": [path.name for path in options.traces],
+            "cost": options.cost.name,
+            "shape": inputs.cost.shape,
+            "seed": options.seed,
+            "arrivals": None if options.arrivals is None else options.arrivals.name,
+            "prefill_tokens": options.prefill_tokens,
+            "tpot_target_ms": options.tpot_target_ms,
+            "profile": None if options.profile is None else options.profile.name,
+        },
+    }
+
+
+def _row(result: ReplayResult, speedup: float) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "policy": result.policy,
+        "concurrency": result.concurrency,
+        "rate": result.rate,
+        "requests": result.requests,
+        "tokens": result.tokens,
+        "seconds": result.seconds,
+        "tokens_per_second": result.tokens_per_second,
+        "speedup_vs_plain": speedup,
+        "steps": result.steps,
+        "decision_seconds_mean": result.decision_seconds_mean,
+        "decision_seconds_p99": result.decision_seconds_p99,
+    }
+    if result.latency is not None:
+        row |= {
+            "ttft_seconds": asdict(result.latency.ttft),
+            "tpot_seconds": asdict(result.latency.tpot),
+            "end_to_end_seconds": asdict(result.latency.end_to_end),
+            "tpot_target_share": result.latency.target_share,
+        }
+    return row
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--json: {path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,1 @@
+"""Around one step: its record, its kernels, and the running requests."""
