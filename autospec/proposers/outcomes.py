@@ -98,6 +98,8 @@ def learn_outcome(of: Outcomes, tokens: Int32Array, slot: int, length: int) -> N
     if start == 0 or length == start:
         return
     of.starts[slot] = 0
+    if length < start:  # rewound, and maybe into a narrower history
+        return
     offsets, precisions = of.offsets, of.precisions
     before = tokens[slot, start - 1]
     for j in range(min(of.counts[slot], length - start)):

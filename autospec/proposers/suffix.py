@@ -358,8 +358,8 @@ class SuffixProposer:
     A draft ends early only when no match has a next token, which happens in cached text alone:
     in the request's own text, copying goes on periodically. Memory is fixed at construction:
     ``4 * slots * (capacity + t)`` bytes, ``t`` the power of two at or above the capacity, 16 bytes
-    per (rounded) cached token, and 0.2 MB for what became of drafts. Not to be shared between
-    threads.
+    per (rounded) cached token, and for what became of drafts ``12 * slots * max_k`` and 0.2 MB.
+    Not to be shared between threads.
     """
 
     def __init__(

@@ -95,6 +95,13 @@ def test_a_rewound_text_says_nothing() -> None:
     assert of.starts[0] == 0
 
 
+def test_where_a_rewound_draft_began_is_not_looked_at() -> None:
+    of = drafted([5], 9)
+    checks_bounds = getattr(learn_outcome, "py_func", learn_outcome)
+    checks_bounds(of, text(1, 2, 5), 0, 3)
+    assert of.starts[0] == 0
+
+
 def test_offsets_and_precisions_are_bounded() -> None:
     of = drafted([5], 2)
     for _ in range(20_000):
