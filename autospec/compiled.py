@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
-from numba import typeof
+from numba import config, typeof
 from numba.core import cgutils, types
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import (
@@ -22,8 +22,12 @@ from numba.extending import (
 )
 from numpy.typing import NDArray
 
+from autospec.kernel_cache import PACKAGE, kernel_cache, places, state_of_kernels
+
 F = TypeVar("F", bound=Callable[..., object])
 Record = TypeVar("Record", bound=tuple[Any, ...])
+
+_CACHE = kernel_cache(state_of_kernels(PACKAGE, numba.__version__), places())
 
 
 def compiled(function: F) -> F:
@@ -31,19 +35,31 @@ def compiled(function: F) -> F:
 
     Divisions follow IEEE 754, as numpy's do: a check of every divisor costs a fifth of the time.
     """
-    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    return _cached(function, numba.njit(cache=True, nogil=True, error_model="numpy"))
 
 
 def compiled_brief(function: F) -> F:
     """``compiled`` for kernels of microseconds: they keep the GIL, which takes longer to get back
     where other threads want it."""
-    return cast(F, numba.njit(cache=True, error_model="numpy")(function))
+    return _cached(function, numba.njit(cache=True, error_model="numpy"))
 
 
 def inlined(function: F) -> F:
     """``compiled_brief`` for a part of one kernel that takes many arrays: calling it would take
     longer than what it does."""
-    return cast(F, numba.njit(cache=True, error_model="numpy", forceinline=True)(function))
+    return _cached(function, numba.njit(cache=True, error_model="numpy", forceinline=True))
+
+
+def _cached(function: F, compile_with: Callable[[F], Any]) -> F:
+    """Compile with numba's cache where ``kernel_cache`` says; numba looks now, and only now."""
+    settings = cast(Any, config)
+    before = settings.CACHE_DIR
+    if _CACHE is not None:
+        settings.CACHE_DIR = str(_CACHE)
+    try:
+        return cast(F, compile_with(function))
+    finally:
+        settings.CACHE_DIR = before
 
 
 def prepared(kernel: F, *arguments: object) -> F:

@@ -1,0 +1,75 @@
+"""Machine code of kernels that have changed is never read again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from autospec.kernel_cache import PACKAGE, kernel_cache, places, state_of_kernels
+from autospec.step.kernels import look_ahead
+
+KERNEL = "from autospec.parts import part\n\n@compiled\ndef kernel():\n    return part()\n"
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    folder = tmp_path / "autospec"
+    folder.mkdir()
+    (folder / "kernel.py").write_text(KERNEL)
+    (folder / "parts.py").write_text("def part():\n    return 1\n")
+    (folder / "other.py").write_text("x = 1\n")
+    return folder
+
+
+@pytest.mark.parametrize("name,matters", [("kernel", True), ("parts", True), ("other", False)])
+def test_the_state_is_that_of_kernels_and_what_they_import(
+    package: Path, name: str, matters: bool
+) -> None:
+    before = state_of_kernels(package, "1")
+    path = package / f"{name}.py"
+    path.write_text(path.read_text() + "# changed\n")
+    assert (state_of_kernels(package, "1") != before) == matters
+
+
+def test_the_state_is_also_that_of_numba(package: Path) -> None:
+    assert state_of_kernels(package, "1") != state_of_kernels(package, "2")
+
+
+def test_a_moved_file_is_another_state(package: Path) -> None:
+    before = state_of_kernels(package, "1")
+    (package / "kernel.py").rename(package / "moved.py")
+    assert state_of_kernels(package, "1") != before
+
+
+def test_the_first_place_that_can_be_written_is_taken(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert kernel_cache("s", [blocked / "x", tmp_path / "b"]) == tmp_path / "b" / "kernels-s"
+    assert kernel_cache("s", [blocked / "x"]) is None
+
+
+def test_the_latest_states_stay(tmp_path: Path) -> None:
+    for number in range(6):
+        folder = kernel_cache(str(number), [tmp_path])
+        assert folder is not None
+        os.utime(folder, (number, number))
+    assert kernel_cache("5", [tmp_path]) is not None
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == ["kernels-2", "kernels-3", "kernels-4", "kernels-5"]
+
+
+def test_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert list(places()) == [tmp_path]
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    assert places()[0] == PACKAGE / "__pycache__"
+
+
+def test_kernels_are_kept_there() -> None:
+    import numba
+
+    kept = Path(cast(Any, look_ahead).stats.cache_path)
+    assert f"kernels-{state_of_kernels(PACKAGE, numba.__version__)}" in kept.parts
