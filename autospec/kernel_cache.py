@@ -11,9 +11,10 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from autospec.user_cache import cache_folder
 
 PACKAGE = Path(__file__).parent
 _KEPT = 4
@@ -24,12 +25,15 @@ _IMPORT = re.compile(r"^from (autospec\.[\w.]+) import", re.MULTILINE)
 
 def places() -> Sequence[Path]:
     """Where the folder may lie: where the user says, or beside the sources, or else in the user's
-    cache, or a temporary folder."""
+    cache. Never where others can write: what is read from there is run."""
     said = os.environ.get("NUMBA_CACHE_DIR")
     if said:
         return (Path(said),)
-    home = Path(os.environ.get("AUTOSPEC_CACHE", "~/.cache/autospec")).expanduser()
-    return PACKAGE / "__pycache__", home, Path(tempfile.gettempdir()) / "autospec"
+    beside = PACKAGE / "__pycache__"
+    try:
+        return beside, cache_folder()
+    except RuntimeError:  # a user without a home
+        return (beside,)
 
 
 def state_of_kernels(package: Path, numba_version: str) -> str:

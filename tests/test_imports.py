@@ -15,6 +15,7 @@ import autospec
 PACKAGE = Path(autospec.__file__).parent
 
 FLOORS: tuple[tuple[str, ...], ...] = (
+    ("user_cache",),
     ("kernel_cache",),
     ("errors", "records", "compiled", "octave", "arrays", "progress", "bench.feed", "bench.turns"),
     (

