@@ -30,7 +30,6 @@ from autospec.profile.learned import Identity, Profile
 from autospec.profile.saving import Saving
 from autospec.profile.tuned import KCap
 from autospec.rails.overruling import Rails
-from autospec.rails.probe import CHEAP
 from autospec.records import (
     NO_PROPOSER,
     BatchState,
@@ -308,7 +307,6 @@ class Controller:
         if verified == 0 and mode == "speculate":
             mode = "plain"
         is_known = record.plain_seconds > 0.0
-        record.predicted_seconds = predicted if is_known else 0.0
         if self._metrics is not None:
             if is_known:
                 self._estimated_speedup = expected / predicted * record.plain_seconds / n
@@ -371,7 +369,7 @@ class Controller:
         if program is not None:
             is_less, record.is_trimmed = self._fused.trim(
                 record.reference, program, drafted, confidence, record.context_tokens,
-                record.plain_seconds,
+                record.plain_seconds, self.cost.most_tokens,
             )  # fmt: skip
         else:
             is_less, record.is_trimmed = self._stepwise.trim(record, plan, drafted, confidence)
@@ -397,25 +395,23 @@ class Controller:
             checked(result.accepted, INT16, (n,), "accepted"),
             checked(result.committed, INT16, (n,), "committed"),
             matched, times, step_seconds, 0.0 if has_prefill else record.plain_seconds,
-            record.predicted_seconds, record.context_tokens, record.is_trimmed,
+            record.context_tokens, record.is_trimmed,
             plan.mode == "probe", plan.mode == "speculate", draft_seconds is not None, is_timed,
             is_routine, rails.probes is not None, rails.guard is not None,
         )  # fmt: skip
         program, said = self._program(n), NEW_WORKLOAD
         if program is not None:
-            paid, drifts, surprised, is_loss, is_told_apart, said = self._fused.observe(
+            paid, drifts, surprised, is_loss, is_told_apart, is_cheap, said = self._fused.observe(
                 record.reference, program, observed
             )
         else:
-            paid, drifts, surprised, is_loss, is_told_apart = conclude(record.reference, observed)
+            paid, drifts, surprised, is_loss, is_told_apart, is_cheap = conclude(
+                record.reference, observed
+            )
         if draft_seconds is not None and not is_told_apart:
             self._dropped("unusable draft time")
             draft_seconds = None
-        if (
-            plan.mode == "probe"
-            and self.policy.gate is not None
-            and step_seconds < CHEAP * record.predicted_seconds
-        ):
+        if is_cheap and self.policy.gate is not None:
             self.policy.gate.end_pauses()  # what was not worth its time may be now
         if drifts:
             self._event("drift", drifts)

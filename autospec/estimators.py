@@ -9,12 +9,13 @@ import numpy as np
 
 from autospec.acceptance import hazard_table
 from autospec.acceptance.hazard_table import HazardTable, Shrinkage
+from autospec.acceptance.shared_heads import shared_heads
 from autospec.compiled import by_reference
 from autospec.config import LearningSettings
 from autospec.cost import step_cost
 from autospec.cost.step_cost import StepCost
 from autospec.profile.learned import Identity, Profile, WorkloadProfile
-from autospec.records import EngineInfo, Int16Array, ProposerInfo
+from autospec.records import EngineInfo, ProposerInfo
 from autospec.step.counts import TokenCounts
 from autospec.step.record import Standing, Watch
 from autospec.step.rows import RequestArrays
@@ -127,13 +128,3 @@ class Estimators:
                     w + 1, p, counts["draft_successes"], counts["draft_trials"]
                 )
         self.cost.return_fresh(fresh.cost["step"])
-
-
-def shared_heads(proposers: Sequence[ProposerInfo]) -> Int16Array:
-    """[p, 2]: the proposer whose tokens each one's drafts begin with, and how many they are."""
-    names = [info.name for info in proposers]
-    heads = np.zeros((len(names), 2), dtype=np.int16)
-    for p, info in enumerate(proposers):
-        if info.head in names:
-            heads[p] = names.index(info.head), info.head_k
-    return heads

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autospec.allocation.choice import Prices
+from autospec.acceptance.shared_heads import shared_heads
 from autospec.compiled import compiled_brief
 from autospec.cost.coefficients import KNOTS
 from autospec.octave import NUM_OCTAVES
@@ -32,40 +32,76 @@ class AppendedArrays(NamedTuple):
 
 
 @compiled_brief
-def appended_gains(
+def fold_appended(
     appended: AppendedArrays,
     octave: int,
     n: int,
     limits: Int16Array,
-    prices: Prices,
-    rate: float,
     gains: Float32Array,
     gross: Float64Array,
+    within: Int16Array,
 ) -> None:
-    """Gains [n, p, k] of positions behind a head, which are looked at again when drafted.
+    """Count what is appended to a head among the gains [n, p, k] of the head's last positions.
 
-    Of such a position only what will then be worth its price is verified: the share of its gain
-    that is left after its cost comes on top of the price. ``gross`` [p, n] become the sums of their
-    gains.
+    Of the positions behind a head only what will be worth its price is verified, once drafted. The
+    share of their gain that is left after that price comes with the whole head. ``gross`` [p, n]
+    become the sums of their gains, ``within`` [p, n] the limits without them.
     """
+    for p in range(limits.shape[0]):
+        head_k = appended.head_k[p]
+        share = min(max(appended.brought[octave, p] / appended.expected[octave, p], 0.0), 1.0)
+        for i in range(n):
+            within[p, i] = limits[p, i]
+            gross[p, i] = 0.0
+            if head_k == 0 or limits[p, i] <= head_k:
+                continue
+            within[p, i] = head_k
+            for j in range(head_k, limits[p, i]):
+                gross[p, i] += gains[i, p, j]
+            # Gains must not increase with the position: as many as it takes share the sum.
+            first = head_k - 1
+            total = gains[i, p, first] + share * gross[p, i]
+            while first > 0 and total > gains[i, p, first - 1] * (head_k - first):
+                first -= 1
+                total += gains[i, p, first]
+            for j in range(first, head_k):
+                gains[i, p, j] = total / (head_k - first)
+
+
+@compiled_brief
+def unfold_appended(
+    appended: AppendedArrays,
+    n: int,
+    limits: Int16Array,
+    slopes: Float64Array,
+    draft: Float64Array,
+    rate: float,
+    proposer: Int16Array,
+    k: Int16Array,
+) -> None:
+    """Let whole heads [n] go on up to ``limits`` [p, n], and note the price of a token then."""
+    tokens = n
+    for i in range(n):
+        tokens += k[i]
     segment = 0
-    while segment + 1 < KNOTS.shape[0] and KNOTS[segment + 1] <= n:
+    while segment + 1 < KNOTS.shape[0] and KNOTS[segment + 1] <= tokens:
         segment += 1
     for p in range(limits.shape[0]):
-        price = rate * (prices.slopes[segment] + prices.draft[p, 2])
-        share = min(max(appended.brought[octave, p] / appended.expected[octave, p], 0.0), 1.0)
-        appended.price[p] = price
-        for i in range(n):
-            gross[p, i] = 0.0
-            if appended.head_k[p] > 0:
-                for j in range(appended.head_k[p], limits[p, i]):
-                    gross[p, i] += gains[i, p, j]
-                    gains[i, p, j] = price * (1.0 + 1e-6) + share * gains[i, p, j]
+        appended.price[p] = rate * (slopes[segment] + draft[p, 2])
+    for i in range(n):
+        p = proposer[i]
+        if p >= 0 and appended.head_k[p] > 0 and k[i] == appended.head_k[p]:
+            k[i] = limits[p, i]
 
 
 @compiled_brief
 def expect_appended(
-    appended: AppendedArrays, octave: int, n: int, proposer: Int16Array, gross: Float64Array
+    appended: AppendedArrays,
+    octave: int,
+    n: int,
+    proposer: Int16Array,
+    k: Int16Array,
+    gross: Float64Array,
 ) -> None:
     """A step was planned."""
     for p in range(gross.shape[0]):
@@ -73,7 +109,7 @@ def expect_appended(
             continue
         total = 0.0
         for i in range(n):
-            if proposer[i] == p:
+            if proposer[i] == p and k[i] > appended.head_k[p]:
                 total += gross[p, i]
         keep = max(0.0, 1.0 - total / _MEMORY)
         appended.brought[octave, p] *= keep
@@ -110,14 +146,12 @@ class Appended:
     """
 
     def __init__(self, proposers: Sequence[ProposerInfo]) -> None:
-        names = [info.name for info in proposers]
-        known = [info.head_k if info.head in names else 0 for info in proposers]
-        size = (NUM_OCTAVES, len(names))
+        size = (NUM_OCTAVES, len(proposers))
         self.arrays = AppendedArrays(
-            np.array(known, dtype=np.int16),
+            np.ascontiguousarray(shared_heads(proposers)[:, 1]),
             np.full(size, _FIRST * _FIRST_SHARE),
             np.full(size, _FIRST),
-            np.zeros(len(names)),
+            np.zeros(len(proposers)),
         )
         self.any = bool(self.arrays.head_k.any())
 

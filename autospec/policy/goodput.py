@@ -90,20 +90,20 @@ class Goodput(Policy[GoodputOptions]):
             return plain(n)
         self._fit(n, view.hazards.shape[2], view.cost)
         decide_step(
-            self._memory, view.hazards, view.limits, view.stale_tokens, view.workloads,
-            octave_of(n), view.context_tokens, view.plain_seconds, self._weigh(view),
-            view.cost.most_tokens,
+            self._memory, view.hazards, view.limits, view.stale_tokens, view.workloads, octave_of(n),
+            view.context_tokens, view.plain_seconds, self._weigh(view), view.cost.most_tokens,
         )  # fmt: skip
         return Decision(self._room.best.proposer[:n], self._room.best.k[:n])
 
     def trim(self, view: View, decision: Decision, hazards: Float32Array) -> Int16Array:
         """The same program with drafting already paid and the drafts' confidences known."""
-        self._fit(view.requests, view.hazards.shape[2], view.cost)
+        n, cost = view.requests, view.cost
+        self._fit(n, view.hazards.shape[2], cost)
         trim_step(
-            self._memory, decision.proposer, decision.k, hazards, view.workloads,
-            octave_of(view.requests), view.context_tokens, view.plain_seconds, self._weigh(view),
+            self._memory, decision.proposer, decision.k, hazards, view.workloads, octave_of(n),
+            view.context_tokens, view.plain_seconds, self._weigh(view), cost.most_tokens,
         )  # fmt: skip
-        return self._room.best.k[: view.requests]
+        return self._room.best.k[:n]
 
     def learn(self, outcome: Outcome) -> None:
         """The going rate, and whether the lookups are worth their time."""
@@ -179,6 +179,7 @@ class Goodput(Policy[GoodputOptions]):
                 ),
                 gains=np.zeros((n, p, positions), dtype=np.float32),
                 limits=np.zeros((p, n), dtype=np.int16),
+                within=np.zeros((p, n), dtype=np.int16),
                 stale=np.zeros((p, n)),
                 weights=np.ones(n),
                 urgency=self._urgency,

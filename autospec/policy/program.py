@@ -23,9 +23,10 @@ from autospec.cost.coefficients import (
 from autospec.cost.regression import CostArrays
 from autospec.policy.appended import (
     AppendedArrays,
-    appended_gains,
     expect_appended,
+    fold_appended,
     note_appended,
+    unfold_appended,
 )
 from autospec.policy.going_rate import RateArrays, knows_all, note_rate, tokens_per_second
 from autospec.policy.kept_share import ShareArrays, note_kept
@@ -45,7 +46,7 @@ class Memory(NamedTuple):
     """What the policy is asked for and remembers, and room for steps of up to n requests.
 
     ``urgency`` [n] are the weights of requests with a target, ``gross`` [p, n] the gains of what
-    is appended behind heads.
+    is appended behind heads, ``within`` [p, n] the limits without it.
     """
 
     objective: int
@@ -62,6 +63,7 @@ class Memory(NamedTuple):
     room: Workspace
     gains: Float32Array  # [n, p, k]
     limits: Int16Array  # [p, n]
+    within: Int16Array  # [p, n]
     stale: Float64Array  # [p, n]
     weights: Float64Array  # [n]
     urgency: Float64Array  # [n]
@@ -106,21 +108,19 @@ def decide_step(
     share = memory.kept.share[octave]
     draft = memory.cost.draft
     best = memory.room.best
-    _allocate(memory, setting, hazards, limits, workloads, draft, share, True, hysteresis)
-    k = best.k
+    rate = _allocate(memory, setting, hazards, limits, workloads, draft, share, True, hysteresis)
     spare_tokens = tokens_to_trust(n, most_tokens) - n
-    drafted = 0
-    for i in range(n):
-        drafted += k[i]
-    if spare_tokens < n * positions and drafted > spare_tokens:
+    if spare_tokens < n * positions and _sum(best.k, n) > spare_tokens:
         _limit_evenly(limits, int(spare_tokens), memory.limits)
-        _allocate(
+        rate = _allocate(
             memory, setting, hazards, memory.limits, workloads, draft, share, True, hysteresis
         )
     copy_depths(best.depth, memory.held_depth)
     expect_offers(memory.gate, best.advantage, best.alone)
     if memory.has_appended and memory.gross_rows[0] == n:
-        expect_appended(memory.appended, octave, n, best.proposer, memory.gross)
+        slopes = memory.cost.beta[SLOPES:CONTEXT]
+        unfold_appended(memory.appended, n, limits, slopes, draft, rate, best.proposer, best.k)
+        expect_appended(memory.appended, octave, n, best.proposer, best.k, memory.gross)
 
 
 @compiled_brief
@@ -134,18 +134,35 @@ def trim_step(
     context_tokens: int,
     plain_seconds: float,
     urgency: float,
+    most_tokens: float,
 ) -> None:
     """The same program with drafting already paid, each request left its own k [n]."""
     setting = Setting(memory.objective, octave, context_tokens, plain_seconds, urgency)
-    limits = memory.limits
+    n, best, limits = proposer.shape[0], memory.room.best, memory.limits
     limits[:] = 0
-    for i in range(proposer.shape[0]):
+    for i in range(n):
         if proposer[i] >= 0 and k[i] > 0:
             limits[proposer[i], i] = k[i]
     _allocate(
         memory, setting, hazards, limits, workloads, memory.free_drafts, memory.all_kept,
         False, 0.0,
     )  # fmt: skip
+    spare_tokens = tokens_to_trust(n, most_tokens) - n
+    if memory.has_appended and _sum(best.k, n) > spare_tokens:
+        _limit_evenly(limits, int(spare_tokens), memory.within)
+        _allocate(
+            memory, setting, hazards, memory.within, workloads, memory.free_drafts,
+            memory.all_kept, False, 0.0,
+        )  # fmt: skip
+
+
+@compiled_brief
+def _sum(k: Int16Array, n: int) -> int:
+    """Of the first n."""
+    total = 0
+    for i in range(n):
+        total += k[i]
+    return total
 
 
 @compiled_brief
@@ -159,7 +176,8 @@ def _allocate(
     share: Float64Array,
     is_ahead: bool,
     hold: float,
-) -> None:
+) -> float:
+    """Fill ``memory.room.best``; returns the going rate, 0 where the objective has none."""
     n = hazards.shape[0]
     is_latency = setting.objective == LATENCY
     rate = 0.0
@@ -185,13 +203,15 @@ def _allocate(
         memory.cost.shape,
         memory.cost.captured,
     )
-    if is_ahead and rate > 0.0 and memory.has_appended:
-        appended_gains(
-            memory.appended, setting.octave, n, limits, prices, rate, memory.gains, memory.gross
-        )
-        memory.gross_rows[0] = n
     aim = Aim(base_value, is_latency, rate, share, memory.held_depth, hold)
-    solve(n, memory.gains, limits, memory.stale, memory.lookup, prices, aim, memory.room)
+    appended, room, gains = memory.appended, memory.room, memory.gains
+    if is_ahead and rate > 0.0 and memory.has_appended:
+        memory.gross_rows[0] = n
+        fold_appended(appended, setting.octave, n, limits, gains, memory.gross, memory.within)
+        solve(n, gains, memory.within, memory.stale, memory.lookup, prices, aim, room)
+    else:
+        solve(n, gains, limits, memory.stale, memory.lookup, prices, aim, room)
+    return rate
 
 
 @compiled_brief

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from autospec.acceptance.shared_heads import shared_heads
 from autospec.cost.coefficients import DEPTH
 from autospec.cost.step_cost import StepCost
 from autospec.policy.base import Decision, Policy, View, plain
@@ -28,6 +29,9 @@ class Probing:
         self._cost = cost
         self.clocks = clocks
         self._triable = (*cost.models, DRAFTS)
+        heads = shared_heads(policy.proposers)
+        self._head_k = heads[:, 1]
+        self._heads = np.where(self._head_k > 0, heads[:, 0], np.arange(len(heads)))
 
     def decide(self, view: View) -> Decision | None:
         """The decision of a step that tries something; None leaves it to the policy."""
@@ -56,16 +60,27 @@ class Probing:
         return decision
 
     def _some_of_model(self, view: View, model: int) -> Decision:
-        """The policy's decision, but some requests draft with ``model``."""
-        policy = self._policy
+        """The policy's decision, but some requests draft with ``model``.
+
+        So do all that would draft with another proposer of the same head: a step in which both
+        draft would pay for it twice. What is appended to a head is drafted by some only, since
+        probes are not trimmed.
+        """
+        policy, head_k = self._policy, self._head_k
         decision = policy.decide(view)
-        rows = np.flatnonzero(view.limits[model] > 0)
+        proposer, k = decision.proposer.copy(), decision.k.copy()
+        may_draft = view.limits[model] > 0
+        kin = may_draft & (proposer >= 0) & (self._heads[proposer] == self._heads[model])
+        rows = np.flatnonzero(may_draft)
         if len(rows) > _MODEL_REQUESTS:
             rows = policy.rng.choice(rows, _MODEL_REQUESTS, replace=False)
-        proposer, k = decision.proposer.copy(), decision.k.copy()
+        k = np.where(head_k[proposer] > 0, np.minimum(k, head_k[proposer]), k)
+        proposer[kin] = model
+        if head_k[model] > 0:
+            k[kin] = np.minimum(view.limits[model, kin], head_k[model])
         proposer[rows] = model
         if policy.proposers[model].kind == "sequential":
-            k[rows] = policy.rng.integers(1, self._depth(view, model) + 1)
+            k[proposer == model] = policy.rng.integers(1, self._depth(view, model) + 1)
         else:
             k[rows] = np.minimum(view.limits[model, rows], _PARALLEL_K)
         return Decision(proposer, k, "probe")

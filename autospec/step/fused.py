@@ -61,7 +61,16 @@ def plan_fused(
         plain_seconds, 0.0, most_tokens,
     )  # fmt: skip
     expected, verified, switches, seconds, has_models = bound_decision(
-        step, best.proposer, best.k, context, plain_seconds, False, has_clocks, proposer, k
+        step,
+        best.proposer,
+        best.k,
+        context,
+        plain_seconds,
+        False,
+        has_clocks,
+        True,
+        proposer,
+        k,
     )
     return (
         True, unknown, context, plain_seconds, expected, verified, switches, seconds, has_models,
@@ -76,6 +85,7 @@ def trim_fused(
     confidence: Float32Array,
     context_tokens: int,
     plain_seconds: float,
+    most_tokens: float,
 ) -> tuple[bool, bool]:
     """``bound_drafted``, ``look_again`` and ``trim_step``.
 
@@ -88,7 +98,7 @@ def trim_fused(
     if is_told:
         trim_step(
             program, arrays.proposer, arrays.drafted, arrays.draft_hazards, arrays.workloads,
-            arrays.octave, context_tokens, plain_seconds, 0.0,
+            arrays.octave, context_tokens, plain_seconds, 0.0, most_tokens,
         )  # fmt: skip
         worth = program.room.best.k
         for i in range(arrays.kept.shape[0]):
@@ -99,9 +109,9 @@ def trim_fused(
 @compiled_brief
 def observe_fused(
     step: Step, program: Memory, observed: Observed
-) -> tuple[int, int, bool, bool, bool, int]:
+) -> tuple[int, int, bool, bool, bool, bool, int]:
     """``conclude`` and ``learn_step``, what both return."""
-    paid, drifts, surprised, is_loss, is_told_apart = conclude(step, observed)
+    paid, drifts, surprised, is_loss, is_told_apart, is_cheap = conclude(step, observed)
     _, _, _, matched, draft_seconds, seconds, plain_seconds = observed[:7]
     arrays = step.arrays
     learned = learn_step(
@@ -109,7 +119,7 @@ def observe_fused(
         arrays.verified, arrays.accepted, arrays.committed, matched, seconds, plain_seconds,
         draft_seconds, is_told_apart,
     )  # fmt: skip
-    return paid, drifts, surprised, is_loss, is_told_apart, learned
+    return paid, drifts, surprised, is_loss, is_told_apart, is_cheap, learned
 
 
 class Fused(NamedTuple):
@@ -117,4 +127,4 @@ class Fused(NamedTuple):
 
     plan: Callable[..., Planned] = plan_fused
     trim: Callable[..., tuple[bool, bool]] = trim_fused
-    observe: Callable[..., tuple[int, int, bool, bool, bool, int]] = observe_fused
+    observe: Callable[..., tuple[int, int, bool, bool, bool, bool, int]] = observe_fused

@@ -34,15 +34,15 @@ switches of proposer since the requests' last steps, predicted seconds, whether 
 NOT_YET: Planned = (False, 0, 0, 0.0, 0.0, 0, 0, 0.0, False)
 
 Observed = tuple[
-    Int16Array, Int16Array, Int16Array, Int16Array, Float64Array, float, float, float, int,
+    Int16Array, Int16Array, Int16Array, Int16Array, Float64Array, float, float, int,
     bool, bool, bool, bool, bool, bool, bool, bool,
 ]  # fmt: skip
 """What a step brought, and what was known of it. A plain tuple, made in every step: verified,
 accepted and committed tokens [n], matched ones of offers [p, n], seconds of drafting [p] and of the
-step, seconds of a plain step (0 where that says nothing of this one) and those that were predicted
-(0: none), context tokens; whether it was trimmed, a probe, speculation that the policy wanted,
-whether the seconds of drafting are told apart, those of the step usable, and all of it teaches what
-steps cost; whether there are probe clocks and a guard."""
+step, seconds of a plain step (0 where that says nothing of this one), context tokens; whether it
+was trimmed, a probe, speculation that the policy wanted, whether the seconds of drafting are told
+apart, those of the step usable, and all of it teaches what steps cost; whether there are probe
+clocks and a guard."""
 
 
 @compiled_brief
@@ -123,10 +123,14 @@ def bound_decision(
     plain_seconds: float,
     is_probe: bool,
     has_clocks: bool,
+    trims: bool,
     bounded_proposer: Int16Array,
     bounded_k: Int16Array,
 ) -> tuple[float, int, int, float, bool]:
     """Force a decision into its limits, sum it up, and set the clocks of probes, if it has any.
+
+    What is appended to a head counts for nothing where a policy ``trims`` it: nobody knows yet how
+    much of it will be there, and what is verified must be worth its time.
 
     Returns (expected committed tokens, tokens to verify, switches of proposer since the requests'
     last steps, predicted seconds, whether models draft).
@@ -135,7 +139,7 @@ def bound_decision(
     own_proposer, asked = arrays.proposer, arrays.asked
     last_proposer, model = standing.requests.last_proposer, standing.cost
     slots, limits, hazards = arrays.slots, arrays.limits, arrays.hazards
-    drafted, kept = arrays.drafted, arrays.kept
+    drafted, kept, heads = arrays.drafted, arrays.kept, standing.ahead.heads
     expected = 0.0
     verified = 0
     longest = 0
@@ -154,6 +158,8 @@ def bound_decision(
         asked[i] = take
         drafted[i] = take
         kept[i] = take
+        if trims and p >= 0 and heads[p, 1] > 0:
+            take = min(take, heads[p, 1])
         expected += 1.0
         survival = 1.0
         for j in range(take):
@@ -289,18 +295,18 @@ def _make_sense(draft_seconds: Float64Array, step_seconds: float) -> bool:
 
 
 @compiled_brief
-def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool]:
+def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool, bool]:
     """Clean a step's result, count it, learn acceptance and, if it teaches that, cost; sum it up.
 
     Counts are forced into 0 <= accepted <= verified <= drafted. A probe teaches as if it had been
     trimmed. Returns (tokens paid for, sudden changes of acceptance noticed, whether cost has
     changed for good, whether the guard turns speculation off, whether the seconds of drafting are
-    told apart and make sense).
+    told apart and make sense, whether a probe without models took far less than expected).
     """
     (
         verified, accepted, committed, matched, draft_seconds, seconds, plain_seconds,
-        predicted_seconds, context_tokens, is_trimmed, is_probe, is_speculative, is_told_apart,
-        is_timed, teaches_seconds, has_clocks, has_guard,
+        context_tokens, is_trimmed, is_probe, is_speculative, is_told_apart, is_timed,
+        teaches_seconds, has_clocks, has_guard,
     ) = observed  # fmt: skip
     is_told_apart = is_told_apart and _make_sense(draft_seconds, seconds)
     arrays, standing = step.arrays, step.standing
@@ -353,12 +359,17 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool
         standing.counts, proposer, arrays.workloads, drafted, clean_verified, clean_accepted,
         clean_committed,
     )  # fmt: skip
-    _sum_up_models(standing.ahead.lookup, arrays)
+    has_models = _sum_up_models(standing.ahead.lookup, arrays)
     model = standing.cost
     n = handles.shape[0]
     paid = tokens_to_pay(model.shape, model.captured, n, total_verified, longest)
     surprised = False
+    is_cheap = False
     if teaches_seconds:
+        if is_probe and not has_models:
+            is_cheap = seconds < CHEAP * forward_seconds(
+                model.beta, paid, n, context_tokens, total_verified > 0, KNOTS
+            )
         surprised = learn_seconds(
             model, paid, n, context_tokens, total_verified > 0, arrays.depth,
             arrays.draft_tokens, arrays.catch_up, seconds, draft_seconds, is_told_apart,
@@ -367,8 +378,7 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool
     watch = standing.watch
     if has_clocks and drifts > 0:
         restart_clocks(watch.clocks)
-    is_cheap = seconds < CHEAP * predicted_seconds
-    if has_clocks and is_probe and teaches_seconds and is_cheap:
+    if has_clocks and is_cheap:
         repeat_probe(watch.clocks)
     is_loss = False
     if has_guard:
@@ -378,4 +388,4 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool
         note_worth(watch.worth, total, plain)
         if has_guard and is_speculative and total_verified > 0:
             is_loss = note_speculative(watch.guard, arrays.octave, total, plain)
-    return paid, drifts, surprised, is_loss, is_told_apart
+    return paid, drifts, surprised, is_loss, is_told_apart, is_cheap

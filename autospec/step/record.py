@@ -144,7 +144,6 @@ class StepRecord:
         "octave",
         "plain_seconds",
         "plan_id",
-        "predicted_seconds",
         "reference",
         "view",
         "waiting",
@@ -157,7 +156,6 @@ class StepRecord:
         self.plan_id = NOT_PLANNED
         self.decision_seconds = 0.0
         self.plain_seconds = 0.0
-        self.predicted_seconds = 0.0
         self.context_tokens = 0
         self.waiting = 0
         self.has_models = False

@@ -50,7 +50,8 @@ class Stepwise:
         record.arm = decision.arm
         expected, verified, switches, predicted, has_models = bound_decision(
             record.reference, decision.proposer, decision.k, context_tokens, plain_seconds,
-            decision.mode == "probe", self._rails.probes is not None, proposer, k,
+            decision.mode == "probe", self._rails.probes is not None, self._policy.adaptive,
+            proposer, k,
         )  # fmt: skip
         return decision.mode, (
             True, unknown, context_tokens, plain_seconds, expected, verified, switches, predicted,

@@ -64,13 +64,13 @@ def warm_up(
     )  # fmt: skip
     proposer, k = np.zeros((2, n), dtype=np.int16)
     bound_decision(
-        record.reference, proposer, k, context, plain_seconds, False, True,
+        record.reference, proposer, k, context, plain_seconds, False, True, True,
         proposer.copy(), k.copy(),
     )  # fmt: skip
     bound_drafted(record.reference, k)
     look_again(record.reference, nothing.confidence[0])
     observed = (
-        k, k, k, arrays.unmatched, np.zeros(p), 1.0, plain_seconds, 1.0, context,
+        k, k, k, arrays.unmatched, np.zeros(p), 1.0, plain_seconds, context,
         True, False, True, True, True, True, True, True,
     )  # fmt: skip
     conclude(record.reference, observed)
@@ -83,7 +83,7 @@ def warm_up(
             True, True, proposer, k,
         )  # fmt: skip
         trimming = (
-            record.reference, program, k, nothing.confidence[0], context, plain_seconds,
+            record.reference, program, k, nothing.confidence[0], context, plain_seconds, 1.0,
         )  # fmt: skip
         observing = (record.reference, program, observed)
         fused.plan(*planning)

@@ -8,8 +8,9 @@ from prometheus_client import CollectorRegistry
 
 from autospec.metrics import Metrics
 from autospec.policy.base import Decision, View
+from autospec.records import ProposerInfo
 from tests.controller.serving import DEAR_TOKENS, modes, replace_in_policy, serve
-from tests.simulated_engine import lookup, model
+from tests.simulated_engine import Drafter, lookup, model
 
 
 class Stubborn:
@@ -94,3 +95,33 @@ def test_few_requests_of_a_large_batch_take_part_in_a_models_probe() -> None:
     probes = [plan for plan in engine.plans if plan.mode == "probe" and plan.k.any()]
     assert probes
     assert all(np.count_nonzero(plan.k) <= 8 for plan in probes)
+
+
+def test_a_probe_never_drafts_twice_with_one_head() -> None:
+    both = Drafter(
+        ProposerInfo("both", "parallel", 8, head="draft", head_k=2), [0.8] * 8, call_seconds=0.004
+    )
+    engine = serve([model(depth_seconds=0.002, max_k=4), both], requests=32)
+    engine.run(400)
+    probes = [plan for plan in engine.plans if plan.mode == "probe" and plan.k.any()]
+    assert {int(plan.proposer.max()) for plan in probes} == {0, 1}
+    for plan in probes:
+        assert len(set(plan.proposer[plan.k > 0].tolist())) == 1
+        assert np.count_nonzero(plan.k[plan.proposer == 1] > 2) <= 8
+        assert plan.verify.tolist() == plan.k.tolist()
+
+
+def test_a_probe_of_which_less_was_drafted_is_not_taken_for_a_cheap_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was planned and not verified takes no time: no reason to try again at once."""
+    both = Drafter(ProposerInfo("both", "parallel", 16, head="draft", head_k=2), [0.7] * 16)
+    engine = serve([model(hazard=0.7, max_k=4), lookup(hazard=0.1), both], requests=16)
+    trim = engine.controller.trim
+    monkeypatch.setattr(
+        engine.controller, "trim", lambda plan, k, sure: trim(plan, np.minimum(k, 2), sure)
+    )
+    engine.run(400)
+    tried = [step for step, plan in enumerate(engine.plans) if plan.mode == "probe"]
+    assert len(tried) > 2
+    assert min(np.diff(tried)) > 1

@@ -5,17 +5,17 @@ import json
 import numpy as np
 import pytest
 
-from autospec.allocation.choice import Prices
 from autospec.allocation.gains import throughput_gains
 from autospec.cost.coefficients import KNOTS
 from autospec.octave import octave_of
 from autospec.policy.appended import (
     Appended,
-    appended_gains,
     expect_appended,
+    fold_appended,
     note_appended,
+    unfold_appended,
 )
-from autospec.records import Float32Array, Float64Array, ProposerInfo
+from autospec.records import Float32Array, Float64Array, Int16Array, ProposerInfo
 
 PROPOSERS = (
     ProposerInfo("head", "sequential", 2),
@@ -26,36 +26,42 @@ LIMITS = np.array([[2] * ROWS, [6] * ROWS], dtype=np.int16)
 OCTAVE = octave_of(ROWS)
 RATE = 100.0
 SLOPE = 0.001  # a token costs a tenth of one at that rate
+BEHIND = 0.125 + 0.0625 + 0.03125 + 0.015625  # tokens a row, expected behind the head
 
 
-def plan(appended: Appended) -> tuple[Float32Array, Float32Array]:
-    """Gains [n, p, k] before and after."""
-    before, after, _ = planned(appended)
-    return before, after
-
-
-def planned(appended: Appended) -> tuple[Float32Array, Float32Array, Float64Array]:
-    """The same, and the sums of gains [p, n] of what is appended."""
+def plan(
+    appended: Appended, limits: Int16Array = LIMITS
+) -> tuple[Float32Array, Float32Array, Float64Array, Int16Array]:
+    """Gains [n, p, k] before and after, what is appended [p, n], the limits without it [p, n]."""
     hazards = np.full((ROWS, 2, 6), 0.5, dtype=np.float32)
     gains = np.zeros_like(hazards)
-    throughput_gains(hazards, LIMITS, np.ones(hazards.shape[1]), np.ones(ROWS), gains)
+    throughput_gains(hazards, limits, np.ones(hazards.shape[1]), np.ones(ROWS), gains)
     before = gains.copy()
-    prices = Prices(0.01, 0.0, np.full(len(KNOTS), SLOPE), np.zeros((2, 4)))
-    gross = np.zeros(LIMITS.shape)
-    appended_gains(appended.arrays, OCTAVE, ROWS, LIMITS, prices, RATE, gains, gross)
-    return before, gains, gross
+    gross, within = np.zeros(limits.shape), np.zeros_like(limits)
+    fold_appended(appended.arrays, OCTAVE, ROWS, limits, gains, gross, within)
+    return before, gains, gross, within
 
 
-def share(before: Float32Array, after: Float32Array) -> float:
-    """Of the appended gain, what is left above the price."""
-    left = after[0, 1, 2:] - RATE * SLOPE
-    return float(left.sum() / before[0, 1, 2:].sum())
+def unfold(appended: Appended, k: list[int]) -> list[int]:
+    """What is drafted if the policy takes ``k`` [n] tokens of each head."""
+    taken, proposer = np.array(k, dtype=np.int16), np.ones(ROWS, dtype=np.int16)
+    slopes, draft = np.full(len(KNOTS), SLOPE), np.zeros((2, 4))
+    unfold_appended(appended.arrays, ROWS, LIMITS, slopes, draft, RATE, proposer, taken)
+    drafted: list[int] = taken.tolist()
+    return drafted
+
+
+def share(appended: Appended) -> float:
+    """Of the appended gain, what counts as the head's."""
+    before, after, gross, _ = plan(appended)
+    return float((after[0, 1, :2].sum() - before[0, 1, :2].sum()) / gross[1, 0])
 
 
 def step(appended: Appended, verified: list[int], accepted: list[int]) -> None:
     """One step in which every row drafts with the composite."""
     proposer = np.ones(ROWS, dtype=np.int16)
-    expect_appended(appended.arrays, OCTAVE, ROWS, proposer, planned(appended)[2])
+    k = np.array(unfold(appended, [2] * ROWS), dtype=np.int16)
+    expect_appended(appended.arrays, OCTAVE, ROWS, proposer, k, plan(appended)[2])
     note_appended(
         appended.arrays,
         OCTAVE,
@@ -69,14 +75,48 @@ def serve(appended: Appended, verified: int, accepted: int, steps: int = 200) ->
     """The share that is learned when every row drafts alike."""
     for _ in range(steps):
         step(appended, [verified] * ROWS, [accepted] * ROWS)
-    return share(*plan(appended))
+    return share(appended)
 
 
-def test_only_what_is_appended_is_rewritten() -> None:
-    before, after = plan(Appended(PROPOSERS))
+def test_what_is_appended_counts_with_the_whole_head() -> None:
+    appended = Appended(PROPOSERS)
+    before, after, gross, within = plan(appended)
     assert after[:, 0].tolist() == before[:, 0].tolist()
-    assert after[:, 1, :2].tolist() == before[:, 1, :2].tolist()
-    assert (after[:, 1, 2:] > RATE * SLOPE).all()
+    assert gross[0].tolist() == [0.0] * ROWS
+    assert gross[1].tolist() == [pytest.approx(BEHIND)] * ROWS
+    assert within.tolist() == [[2] * ROWS] * 2
+    assert share(appended) == pytest.approx(0.3)
+
+
+def test_gains_never_increase_with_the_position() -> None:
+    appended = Appended(PROPOSERS)
+    for _ in range(50):
+        step(appended, [6] * ROWS, [6] * ROWS)  # far more than was expected: the share is 1
+    before, after, _, _ = plan(appended)
+    assert after[0, 1, 0] >= after[0, 1, 1]
+    assert after[0, 1, :2].sum() == pytest.approx(before[0, 1].sum())
+
+
+def test_no_room_behind_the_head_changes_nothing() -> None:
+    limits = np.array([[2] * ROWS, [2] * ROWS], dtype=np.int16)
+    before, after, gross, within = plan(Appended(PROPOSERS), limits)
+    assert after.tolist() == before.tolist()
+    assert not gross.any()
+    assert within.tolist() == limits.tolist()
+
+
+def test_only_whole_heads_go_on() -> None:
+    assert unfold(Appended(PROPOSERS), [2, 1, 0, 2]) == [6, 1, 0, 6]
+
+
+def test_where_nothing_is_asked_for_nothing_is_learned() -> None:
+    appended = Appended(PROPOSERS)
+    serve(appended, 4, 4)
+    proposer, k = np.ones(ROWS, dtype=np.int16), np.full(ROWS, 2, dtype=np.int16)
+    learned = share(appended)
+    for _ in range(1000):
+        expect_appended(appended.arrays, OCTAVE, ROWS, proposer, k, plan(appended)[2])
+    assert share(appended) == learned
 
 
 def test_without_its_head_it_is_a_proposer_like_others() -> None:
@@ -85,15 +125,13 @@ def test_without_its_head_it_is_a_proposer_like_others() -> None:
 
 
 def test_the_share_is_what_came_above_its_cost() -> None:
-    # expected behind the head: (1/8 + 1/16 + 1/32 + 1/64) tokens a row
-    expected = 0.125 + 0.0625 + 0.03125 + 0.015625
     assert serve(Appended(PROPOSERS), 2, 2) == pytest.approx(0.0, abs=0.05)  # nothing followed
     assert serve(Appended(PROPOSERS), 6, 2) == pytest.approx(0.0, abs=0.05)  # in vain
     mixed = Appended(PROPOSERS)
     for _ in range(400):
         step(mixed, [4, 2, 2, 2], [3, 2, 1, 0])
-    came = (1.0 - 2 * RATE * SLOPE) / (ROWS * expected)
-    assert share(*plan(mixed)) == pytest.approx(came, rel=0.05)
+    came = (1.0 - 2 * RATE * SLOPE) / (ROWS * BEHIND)
+    assert share(mixed) == pytest.approx(came, rel=0.05)
 
 
 def test_state_survives_json() -> None:
