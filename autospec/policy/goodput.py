@@ -34,7 +34,6 @@ from autospec.records import EngineInfo, Float32Array, Int16Array, ProposerInfo
 _URGENCY = 3.0  # exponent on time per token over its target, which gives a request its weight
 _LEAST_WEIGHT = 0.25  # of a request far ahead of its target: it makes way for the others
 _MOST_WEIGHT = 4.0
-_NO_ENGINE = EngineInfo("", "", "", "", "")  # until a step says which
 _OBJECTIVES = {"throughput": THROUGHPUT, "latency": LATENCY, "slo": SLO}
 
 
@@ -81,7 +80,7 @@ class Goodput(Policy[GoodputOptions]):
         self._appended = Appended(proposers)
         self._kept = KeptShare(~self.lookup & (self._appended.arrays.head_k == 0))
         self._gross, self._gross_rows = np.zeros((len(proposers), 0)), np.zeros(1, dtype=np.int64)
-        self._make(0, 0, StepCost(proposers, _NO_ENGINE))
+        self._make(0, 0, StepCost(proposers, EngineInfo("", "", "", "", "")))
 
     def decide(self, view: View) -> Decision:
         """The allocation of this step; plain while nothing is known of the cost."""
@@ -90,18 +89,19 @@ class Goodput(Policy[GoodputOptions]):
             return plain(n)
         self._fit(n, view.hazards.shape[2], view.cost)
         decide_step(
-            self._memory, view.hazards, view.limits, view.stale_tokens, view.workloads, octave_of(n),
-            view.context_tokens, view.plain_seconds, self._weigh(view), view.cost.most_tokens,
+            self._memory, view.hazards, view.limits, view.stale_tokens, view.workloads,
+            octave_of(n), view.context_tokens, view.plain_seconds, self._weigh(view),
+            view.cost.most_tokens,
         )  # fmt: skip
         return Decision(self._room.best.proposer[:n], self._room.best.k[:n])
 
     def trim(self, view: View, decision: Decision, hazards: Float32Array) -> Int16Array:
         """The same program with drafting already paid and the drafts' confidences known."""
-        n, cost = view.requests, view.cost
-        self._fit(n, view.hazards.shape[2], cost)
+        n, most = view.requests, view.cost.most_tokens
+        self._fit(n, view.hazards.shape[2], view.cost)
         trim_step(
             self._memory, decision.proposer, decision.k, hazards, view.workloads, octave_of(n),
-            view.context_tokens, view.plain_seconds, self._weigh(view), cost.most_tokens,
+            view.context_tokens, view.plain_seconds, self._weigh(view), most,
         )  # fmt: skip
         return self._room.best.k[:n]
 
