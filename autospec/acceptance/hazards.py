@@ -204,6 +204,13 @@ def fill_hazards(
 
 
 @inlined
+def _move(offset: Float64Array, information: float, residual: float, limit: float) -> None:
+    """Correct an offset (mean, precision), whose precision stays within ``limit``."""
+    offset[1] = min(offset[1] + information, limit)
+    offset[0] = min(max(offset[0] + residual / offset[1], -_MOST_OFFSET), _MOST_OFFSET)
+
+
+@inlined
 def _learn_row(
     table: HazardArrays,
     w: int,
@@ -225,11 +232,17 @@ def _learn_row(
     begin at once. ``bins`` and what was ``expected`` are the row's [k].
     """
     strengths, successes, trials = table.strengths, table.successes, table.trials
-    drift = table.drift
+    fresh, drift = table.fresh, table.drift
     proposer_offset = table.proposer_offset[p]
     workload_offset = table.workload_offset[w, p]
     token_offset = table.token_offset[p, token_bucket]
     keep = 1.0 - 1.0 / strengths[2]
+    label = np.exp(workload_offset[0])
+    # What a row tells of an offset is added up: one correction for each, not one for each position.
+    proposer_information = proposer_residual = 0.0
+    workload_information = workload_residual = 0.0
+    request_information = request_residual = 0.0
+    high, low = drift[w, p, 0], drift[w, p, 1]
     alarm = 0
     for j in range(start, num_success + missed):
         b = bins[j]
@@ -238,40 +251,37 @@ def _learn_row(
         q = BUCKET_OF[j]
         hit = 1.0 if j < num_success else miss
         prior = table.priors[p, b]
-        information = weight * prior * (1.0 - prior)
-        proposer_offset[1] = min(proposer_offset[1] + information, strengths[11])
-        proposer_offset[0] += weight * (hit - prior) / proposer_offset[1]
+        proposer_information += prior * (1.0 - prior)
+        proposer_residual += hit - prior
         if w > 0:
             h = (successes[0, p, q, b] + prior * strengths[0]) / (trials[0, p, q, b] + strengths[0])
-            scaled = h * np.exp(workload_offset[0])
+            scaled = h * label
             pooled = scaled / (scaled + 1.0 - h)
-            information = weight * pooled * (1.0 - pooled)
-            workload_offset[1] = min(workload_offset[1] + information, strengths[13])
-            workload_offset[0] += weight * (hit - pooled) / workload_offset[1]
+            workload_information += pooled * (1.0 - pooled)
+            workload_residual += hit - pooled
         trials[0, p, q, b] = trials[0, p, q, b] * keep + 1.0
         successes[0, p, q, b] = successes[0, p, q, b] * keep + hit
         if w > 0:
             trials[w, p, q, b] = trials[w, p, q, b] * keep + 1.0
             successes[w, p, q, b] = successes[w, p, q, b] * keep + hit
-        table.fresh[w, p, 0, q, b] += hit
-        table.fresh[w, p, 1, q, b] += 1.0
+        fresh[w, p, 0, q, b] += hit
+        fresh[w, p, 1, q, b] += 1.0
         h = expected[j]
         residual = hit - h
         information = h * (1.0 - h)
-        request_offset[1] = min(request_offset[1] + information, strengths[4])
-        request_offset[0] += residual / request_offset[1]
+        request_information += information
+        request_residual += residual
         if j == 0:
-            token_offset[1] = min(token_offset[1] + information, strengths[6])
-            token_offset[0] += residual / token_offset[1]
-        drift[w, p, 0] = max(0.0, drift[w, p, 0] + weight * (residual - strengths[7]))
-        drift[w, p, 1] = max(0.0, drift[w, p, 1] - weight * (residual + strengths[7]))
-        if max(drift[w, p, 0], drift[w, p, 1]) > strengths[8]:
-            drift[w, p, :] = 0.0
+            _move(token_offset, information, residual, strengths[6])
+        high = max(0.0, high + weight * (residual - strengths[7]))
+        low = max(0.0, low - weight * (residual + strengths[7]))
+        if max(high, low) > strengths[8]:
+            high = low = 0.0
             alarm = 1
-    proposer_offset[0] = min(max(proposer_offset[0], -_MOST_OFFSET), _MOST_OFFSET)
-    workload_offset[0] = min(max(workload_offset[0], -_MOST_OFFSET), _MOST_OFFSET)
-    request_offset[0] = min(max(request_offset[0], -_MOST_OFFSET), _MOST_OFFSET)
-    token_offset[0] = min(max(token_offset[0], -_MOST_OFFSET), _MOST_OFFSET)
+    drift[w, p, 0], drift[w, p, 1] = high, low
+    _move(proposer_offset, weight * proposer_information, weight * proposer_residual, strengths[11])
+    _move(workload_offset, weight * workload_information, weight * workload_residual, strengths[13])
+    _move(request_offset, request_information, request_residual, strengths[4])
     if alarm:
         for q in range(trials.shape[2]):
             for b in range(trials.shape[3]):

@@ -275,9 +275,9 @@ def look_again(step: Step, confidence: Float32Array) -> int:
         draft_bins(confidence, limits, arrays.draft_bins)
         hazards, known = arrays.draft_hazards, arrays.hazards
         for i in range(known.shape[0]):
-            for p in range(known.shape[1]):
-                for j in range(known.shape[2]):
-                    hazards[i, p, j] = known[i, p, j]
+            p = proposer[i]
+            for j in range(verify[i]):  # 0 where nobody drafts
+                hazards[i, p, j] = known[i, p, j]
         rows = Rows(arrays.slots, arrays.workloads, arrays.token_buckets)
         fill_hazards(table, rows, limits, arrays.draft_bins, hazards)
     return count
