@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +12,7 @@ from rich.console import Console
 from autospec import __version__
 from autospec.config import load_settings
 from autospec.errors import InputError
+from autospec.json_file import check_writable, write_json
 from autospec.profile.file import load_profile
 from autospec.replay.arrivals import at_rate, read_arrivals
 from autospec.replay.cost_file import read_cost_file
@@ -77,7 +76,7 @@ def run_replay(options: ReplayOptions, console: Console) -> int:
     report = _report(inputs, results)
     print_tables(console, report)
     if options.json_path is not None:
-        _write(options.json_path, report)
+        write_json(options.json_path, report)
         console.print(f"figures saved in {options.json_path}", markup=False, soft_wrap=True)
     if options.report_path is not None:
         write_report([report], options.report_path)
@@ -94,9 +93,12 @@ def _read(options: ReplayOptions) -> Inputs:
         raise InputError("--arrivals and --rate belong together: give both or none")
     if not options.concurrency and not options.rates:
         raise InputError("nothing to replay: give --concurrency, or --arrivals with --rate")
-    for name, path in (("--json", options.json_path), ("--save-profile", options.save_profile)):
-        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-            raise InputError(f"{name}: {path} cannot be written; give a file in an open folder")
+    check_writable(options.json_path)
+    profile = options.save_profile
+    if profile is not None and (profile.is_dir() or not os.access(profile.parent, os.W_OK)):
+        raise InputError(
+            f"--save-profile: {profile} cannot be written; give a file in an open folder"
+        )
     if options.report_path is not None:
         check_report(options.report_path)
     requests = shuffled(read_traces(options.traces), options.requests, options.seed)
@@ -186,10 +188,3 @@ def _row(result: ReplayResult, speedup: float) -> dict[str, Any]:
             "tpot_target_share": result.latency.target_share,
         }
     return row
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--json: {path} cannot be written: {error.strerror}") from None
