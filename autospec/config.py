@@ -155,9 +155,10 @@ def installed_policies() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in policies_folder().glob("*.yaml")))
 
 
-def load_settings(name_or_path: str | Path) -> Settings:
+def load_settings(name_or_path: str | Path, *, profile: str | Path | None = None) -> Settings:
     """Settings of an installed policy file, by name, or of the file at a path.
 
+    ``profile``, if given, is the file to start from and save to instead of the one named there.
     Raises ConfigError that lists every mistake with its line, key, value and what is allowed.
     """
     path = _find_policy_file(name_or_path)
@@ -167,7 +168,11 @@ def load_settings(name_or_path: str | Path) -> Settings:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    return parse_settings(text, source=str(path))
+    settings = parse_settings(text, source=str(path))
+    if profile is None:
+        return settings
+    kept = settings.profile.model_copy(update={"path": Path(profile).expanduser()})
+    return settings.model_copy(update={"profile": kept})
 
 
 def _find_policy_file(name_or_path: str | Path) -> Path:

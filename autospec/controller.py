@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +32,9 @@ from autospec.profile.saving import Saving
 from autospec.profile.tuned import KCap
 from autospec.rails.overruling import Rails
 from autospec.records import (
+    KINDS,
     NO_PROPOSER,
+    SHAPES,
     BatchState,
     EngineInfo,
     Float32Array,
@@ -63,7 +66,9 @@ class Controller:
     ``plan``, ``trim`` and ``observe`` are called once per step, in this order, from one thread;
     they never raise. A fault in a policy makes the step plain, is counted and logged once.
     ``start`` and ``finish`` frame a request. ``caps`` on k by load are those that the profile was
-    tuned to, unless given. Raises ConfigError when settings do not fit.
+    tuned to, unless given. ``faults`` counts what went wrong, by method; with ``strict`` it is
+    raised instead, which is for the tests of whoever embeds this. Raises ConfigError when settings
+    do not fit.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class Controller:
         clock: Callable[[], float] = time.perf_counter,
         wall_clock: Callable[[], float] = time.time,
         seed: int = 0,
+        strict: bool = False,
     ) -> None:
         self.settings = settings
         self.proposers = tuple(proposers)
@@ -88,6 +94,8 @@ class Controller:
         self._clock = clock
         self._metrics = metrics
         self._journal = journal
+        if engine.shape not in SHAPES:
+            raise ConfigError(f"engine: shape is {engine.shape!r}; allowed: {', '.join(SHAPES)}")
         self._most = _usable(settings, self.proposers)
         self._allowed = self._most > 0
         self._allows_all = bool(self._allowed.all())
@@ -120,7 +128,8 @@ class Controller:
         self._next_plan_id = 0
         self._records = StepRecords(len(self.proposers), self.k_max)
         self._under_way: list[StepRecord | None] = [None] * _STEPS_UNDER_WAY
-        self._logged: set[str] = set()
+        self.faults: Counter[str] = Counter()
+        self._is_strict = strict
         self._estimated_speedup: float | None = None
         self._has_targets = False
         self.last_decision_seconds = 0.0
@@ -473,11 +482,13 @@ class Controller:
             self._metrics.add_dropped(reason)
 
     def _fault(self, place: str, error: Exception) -> None:
-        """Count a fault of ours; log the first of its kind with its traceback."""
+        """Count a fault; log the first of its kind with its traceback."""
+        if self._is_strict and place != "save":
+            raise error
+        self.faults[place] += 1
         if self._metrics is not None:
             self._metrics.add_fallback(place)
-        if place not in self._logged:
-            self._logged.add(place)
+        if self.faults[place] == 1:
             log.error(
                 "AutoSpec failed in %s; serving goes on without it (logged once)",
                 place,
@@ -494,6 +505,10 @@ def _usable(settings: Settings, proposers: Sequence[ProposerInfo]) -> Int16Array
         if not 1 <= info.max_k <= MOST_K:
             raise ConfigError(
                 f"proposers: {info.name!r} has max_k {info.max_k}; it must be 1 to {MOST_K}"
+            )
+        if info.kind not in KINDS:
+            raise ConfigError(
+                f"proposers: {info.name!r} is of kind {info.kind!r}; allowed: {', '.join(KINDS)}"
             )
     allowed = names if settings.proposers is None else settings.proposers
     for name in allowed:

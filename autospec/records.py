@@ -1,13 +1,14 @@
 """What travels between a server and the controller: frozen records over the running batch.
 
 Row ``i`` of every array belongs to the same request, ``handles[i]``. Axis names: ``n`` running
-requests in their decode phase, ``p`` proposers in the controller's order, ``k`` draft positions.
+requests in their decode phase, ``p`` proposers in the controller's order, lookups or not, ``k``
+draft positions, as many as the largest ``max_k`` of them (``Controller.k_max``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +25,12 @@ NO_PROPOSER = -1
 Kind = Literal["lookup", "sequential", "parallel"]
 """How a proposer drafts: by looking tokens up, with one forward per depth, or with one in all."""
 
+KINDS: tuple[str, ...] = get_args(Kind)
+
 Shape = Literal["packed", "padded", "stepped"]
 """What a target forward pays for: every token, the longest row of the batch, or a captured size."""
+
+SHAPES: tuple[str, ...] = get_args(Shape)
 
 Mode = Literal["plain", "speculate", "probe", "guard", "fallback"]
 """Why a step looks as it does; the label of the step counter."""
@@ -55,7 +60,6 @@ class EngineInfo:
     """The engine that is being controlled; with the proposers' names the identity of a profile.
 
     ``captured_sizes`` are the token counts that a ``stepped`` engine pads a step to, ascending.
-    ``probe_plain`` may be set to False by an engine in which plain steps cannot be asked for.
     """
 
     target: str

@@ -220,6 +220,13 @@ def test_folder_and_binary_file(tmp_path: Path) -> None:
         load_settings(binary)
 
 
+def test_a_profile_beside_the_file(tmp_path: Path) -> None:
+    assert load_settings("default").profile.path is None
+    settings = load_settings("default", profile=str(tmp_path / "p.json"))
+    assert settings.profile.path == tmp_path / "p.json"
+    assert settings.policy == load_settings("default").policy
+
+
 def test_file_by_path(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("version: 1\nmax_k: 3\n")

@@ -100,6 +100,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("bench.demo", "replay.recording", "serve", "check", "export"),
     ("tune",),
     ("cli",),
+    ("__main__",),
 )
 FIRST_WITH_OPTIONAL_DEPENDENCIES = next(
     floor for floor, names in enumerate(FLOORS) if "engine" in names
@@ -227,6 +228,13 @@ def test_the_controller_needs_no_torch() -> None:
 def test_the_command_line_is_quick_to_answer() -> None:
     heavy = {"torch", "transformers", "numba", "numpy", "pydantic", "yaml"}
     assert not loaded_after("import autospec.cli") & heavy
+
+
+def test_the_package_runs_as_its_command() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "autospec", "--version"], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == f"autospec {autospec.__version__}\n"
 
 
 def test_public_names_exist_and_are_the_same_everywhere() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autospec.config import parse_settings
+from autospec.controller import Controller
 from autospec.records import Float32Array, Int16Array, Int32Array, Int64Array
 
 README = Path(__file__).parent.parent / "README.md"
@@ -54,13 +55,18 @@ class Server:
 
 
 def test_the_loop_in_the_readme(tmp_path: Path) -> None:
-    server = Server()
     profile = tmp_path / "my-service.json"
     code = block("python").replace("profiles/my-service.json", str(profile))
-    names = {"server": server, "prompt_token_ids": np.arange(10, dtype=np.int32)}
-    exec(compile(code, str(README), "exec"), names)
-    assert server.tokens > 10 * server.steps
-    assert profile.exists()
+    for is_warm in (False, True):
+        server = Server()
+        names = {"server": server, "prompt_token_ids": np.arange(10, dtype=np.int32)}
+        exec(compile(code, str(README), "exec"), names)
+        assert server.tokens > 10 * server.steps
+        assert profile.exists()
+        controller = names["controller"]
+        assert isinstance(controller, Controller)
+        assert controller.is_warm == is_warm
+        assert not controller.faults
 
 
 def test_the_policy_in_the_readme() -> None:

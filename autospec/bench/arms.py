@@ -273,9 +273,17 @@ def engine_info(target: CausalModel) -> EngineInfo:
         target=target.name,
         engine="embedded",
         version=__version__,
-        device=target.device.type,
+        device=_device_of(target),
         dtype=str(target.dtype).removeprefix("torch."),
     )
+
+
+def _device_of(target: CausalModel) -> str:
+    """What step times belong to: a GPU's own name."""
+    import torch
+
+    device = target.device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def encode(prompt: Prompt, target: CausalModel, place: Path) -> list[int]:

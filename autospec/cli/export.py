@@ -12,7 +12,7 @@ from autospec.cli.app import app
 
 @app.command()
 def export(
-    profile: Annotated[Path, typer.Option(metavar="FILE", help="A tuned or learned profile.")],
+    profile: Annotated[Path, typer.Option(metavar="FILE", help="A profile of autospec tune.")],
     to: Annotated[str, typer.Option(help="vllm, sglang, tensorrt-llm or llama.cpp.")],
     engine_version: Annotated[
         str | None, typer.Option(metavar="V", help="Of the engine; else the newest known.")
@@ -34,7 +34,7 @@ def export(
         typer.Option("--out", "-o", metavar="FILE", help="Write the engine's file here."),
     ] = None,
 ) -> None:
-    """Print what was learned as an engine's own configuration."""
+    """Print what tune found as an engine's own configuration."""
     from autospec.export import ExportOptions, run_export
     from autospec.export.plan import Wish
 

@@ -17,7 +17,7 @@ DraftFolder = Annotated[
     typer.Option("--draft", metavar="FOLDER", help="Draft model with the same vocabulary."),
 ]
 PolicyName = Annotated[
-    str, typer.Option("--policy", metavar="NAME_OR_FILE", help="Policy of the adaptive arm.")
+    str, typer.Option("--policy", metavar="NAME_OR_FILE", help="Policy name or YAML file.")
 ]
 JsonPath = Annotated[
     Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here as JSON.")

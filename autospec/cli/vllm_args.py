@@ -54,8 +54,11 @@ def vllm_args(
         bool, typer.Option("--enforce-eager", help="As given to vLLM: no CUDA graphs.")
     ] = False,
 ) -> None:
-    """Print the arguments to append to ``vllm serve MODEL``."""
-    from autospec.adapters.vllm.arguments import command_line, engine_changes
+    """Print the arguments to append to ``vllm serve MODEL``, quoted for a shell.
+
+    In a script: ``eval "vllm serve MODEL $(autospec vllm-args)"``.
+    """
+    from autospec.adapters.vllm.arguments import RUNNER_VARIABLE, command_line, engine_changes
 
     given: dict[str, Any] = {"max_num_seqs": max_num_seqs, "enforce_eager": enforce_eager}
     if speculative_config is not None:
@@ -69,7 +72,9 @@ def vllm_args(
         combine=combine,
         ks=None if ks is None else _numbers(ks),
     )
-    typer.echo(command_line(changed, combine=combine))
+    typer.echo(command_line(changed))
+    if combine:
+        typer.echo(f"and set {RUNNER_VARIABLE}=0 in the environment of vLLM", err=True)
 
 
 def _mapping(text: str) -> dict[str, Any]:

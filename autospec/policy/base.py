@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -23,6 +24,8 @@ from autospec.records import (
     Mode,
     ProposerInfo,
 )
+
+log = logging.getLogger("autospec")
 
 
 class PolicyOptions(BaseModel):
@@ -120,6 +123,7 @@ class Policy(ABC, Generic[Options]):
             [info.kind == "lookup" for info in proposers], dtype=np.bool_
         )
         self.rng = rng
+        self._missing: set[str] = set()
 
     @abstractmethod
     def decide(self, view: View) -> Decision:
@@ -159,10 +163,19 @@ class Policy(ABC, Generic[Options]):
         return mask
 
     def index_of(self, name: str | None) -> int:
-        """The number of a proposer; NO_PROPOSER for None or a name that this engine has not."""
+        """The number of a proposer; NO_PROPOSER for None, or with a warning for a name that this
+        engine has not: one policy file may serve several engines."""
         for p, info in enumerate(self.proposers):
             if info.name == name:
                 return p
+        if name is not None and self.proposers and name not in self._missing:
+            self._missing.add(name)
+            log.warning(
+                "policy %s: %r is no proposer of this engine and never drafts; it has %s",
+                type(self).__name__.lower(),
+                name,
+                ", ".join(info.name for info in self.proposers),
+            )
         return NO_PROPOSER
 
 

@@ -21,8 +21,9 @@ _LOCK_SECONDS = 10.0
 log = logging.getLogger(__name__)
 
 
-def load_profile(path: Path) -> Profile:
+def load_profile(path: Path | str) -> Profile:
     """The profile in a file. Raises ProfileError; CorruptProfile when it is damaged."""
+    path = Path(path)
     _refuse_devices(path)
     try:
         content = path.read_bytes()

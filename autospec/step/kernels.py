@@ -298,7 +298,8 @@ def _make_sense(draft_seconds: Float64Array, step_seconds: float) -> bool:
 def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool, bool]:
     """Clean a step's result, count it, learn acceptance and, if it teaches that, cost; sum it up.
 
-    Counts are forced into 0 <= accepted <= verified <= drafted. A probe teaches as if it had been
+    Counts are forced into 0 <= accepted <= verified <= drafted and 0 <= committed <= verified + 1.
+    A probe teaches as if it had been
     trimmed. Returns (tokens paid for, sudden changes of acceptance noticed, whether cost has
     changed for good, whether the guard turns speculation off, whether the seconds of drafting are
     told apart and make sense, whether a probe without models took far less than expected).
@@ -322,7 +323,7 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool
         known[i] = slots[i] != UNKNOWN_SLOT
         clean_verified[i] = max(0, min(drafted[i], verified[i]))
         clean_accepted[i] = max(0, min(clean_verified[i], accepted[i]))
-        clean_committed[i] = max(0, committed[i])
+        clean_committed[i] = max(0, min(clean_verified[i] + 1, committed[i]))
         total += clean_committed[i]
         total_verified += clean_verified[i]
         longest = max(longest, clean_verified[i])

@@ -28,7 +28,7 @@ MOST_K = 32
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request: its prompt, what it is labelled, and the most tokens it is answered by."""
+    """One request: its prompt, what it is labeled, and the most tokens it is answered by."""
 
     id: str
     workload: str

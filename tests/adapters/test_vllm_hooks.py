@@ -68,7 +68,7 @@ def test_vllm_captures_the_ks_that_are_named() -> None:
         assert set(lookup[1:]) == set(candidate_ks(most))
 
 
-def test_engine_info_says_what_a_step_is_padded_to() -> None:
+def test_engine_info_says_what_a_step_is_padded_to(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.config import CompilationConfig, CUDAGraphMode
 
     from autospec.adapters.vllm.modes import engine_of
@@ -79,11 +79,13 @@ def test_engine_info_says_what_a_step_is_padded_to() -> None:
     config = SimpleNamespace(
         model_config=SimpleNamespace(model="m", enforce_eager=False, dtype="torch.bfloat16"),
         device_config=SimpleNamespace(device_type="cuda"),
+        parallel_config=SimpleNamespace(world_size=4),
         compilation_config=compilation,
     )
+    monkeypatch.setattr("vllm.platforms.current_platform.get_device_name", lambda: "NVIDIA H100")
     info = engine_of(config, "0.32.0")
     assert (info.shape, info.captured_sizes) == ("stepped", (1, 2, 4, 6, 8))
-    assert (info.device, info.dtype) == ("cuda", "bfloat16")
+    assert (info.device, info.dtype) == ("NVIDIA H100 x4", "bfloat16")
     config.model_config.enforce_eager = True
     assert engine_of(config, "0.32.0").shape == "packed"
     config.model_config.enforce_eager = False

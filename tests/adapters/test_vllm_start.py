@@ -41,3 +41,34 @@ def test_vllm_starts_and_ends_whatever_the_files_are(
     failed = registry.get_sample_value("autospec_fallbacks_total", {"reason": "save"})
     assert failed == (None if saved else 1.0)
     assert (tmp_path / "damaged.bad").exists() == saved
+
+
+def test_rules_about_texts_are_told_to_be_of_no_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = tmp_path / "p.yaml"
+    policy.write_text("version: 1\nworkloads: {rules: [{label: code, text_matches: def}]}\n")
+    Pilot(
+        AdapterOptions(policy=str(policy)),
+        EngineInfo("m", "vllm", "0.32", "cpu", "float32"),
+        None,
+        with_lookups=True,
+        max_requests=1,
+        max_tokens=8,
+        max_k=1,
+        registry=CollectorRegistry(),
+    )
+    assert "text_matches never matches inside vLLM" in caplog.text
+
+
+def test_a_plugin_that_fails_leaves_vllm_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from autospec.adapters.vllm import plugin
+
+    def missing() -> None:
+        raise AttributeError("get_prometheus_registry")
+
+    monkeypatch.setattr(plugin, "_register", missing)
+    plugin.register()
+    assert "AutoSpec's plugin stays off" in caplog.text

@@ -63,6 +63,7 @@ class FakeEngine:
             scheduler_config=SimpleNamespace(async_scheduling=False, max_num_seqs=8),
             parallel_config=SimpleNamespace(
                 data_parallel_size=1,
+                world_size=1,
                 pipeline_parallel_size=1,
                 decode_context_parallel_size=1,
                 prefill_context_parallel_size=1,

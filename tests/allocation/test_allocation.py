@@ -94,7 +94,7 @@ class Problem:
         return value, float(seconds)
 
     def score(self, proposer: Int16Array, k: Int16Array) -> float:
-        """What is maximised."""
+        """What is maximized."""
         value, seconds = self.cost(proposer, k)
         if self.latency:
             return 1.0 / (seconds * max(self.base_value - value, 1e-9))

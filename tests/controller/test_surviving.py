@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from autospec.config import load_settings
+from autospec.controller import Controller
+from autospec.errors import ConfigError
 from autospec.metrics import Metrics
 from autospec.policy.base import Decision
 from autospec.profile.file import load_profile
-from autospec.records import BatchState, Request, StepResult
+from autospec.records import BatchState, EngineInfo, ProposerInfo, Request, StepResult
 from tests.controller.serving import modes, replace_in_policy, serve, state_of
-from tests.simulated_engine import PROMPT, linear_seconds, lookup, model
+from tests.simulated_engine import ENGINE, PROMPT, linear_seconds, lookup, model
 
 GARBAGE_TIMES = [np.nan, np.inf, -np.inf, 0.0, -1.0, 1e-320, 1e300]
 
@@ -392,3 +395,58 @@ def test_a_policys_decision_is_kept_within_bounds(
         assert 0 <= plan.k[0] <= 8
         assert (plan.proposer[0] == 0) == (plan.k[0] > 0)
         assert plan.proposer[0] in (-1, 0)
+
+
+def test_strict_raises_what_is_else_counted() -> None:
+    for is_strict in (False, True):
+        controller = Controller(load_settings("default"), [lookup().info], ENGINE, strict=is_strict)
+        handle = controller.start(Request("r", PROMPT))
+        batch = BatchState([handle], np.array([40]))  # type: ignore[arg-type]  # a list
+        if is_strict:
+            with pytest.raises(AttributeError):
+                controller.plan(batch)
+        else:
+            assert controller.plan(batch).mode == "fallback"
+        assert controller.faults == ({} if is_strict else {"plan": 1})
+
+
+@pytest.mark.parametrize("committed", [200, 32767])
+def test_more_tokens_than_can_be_committed_do_not_count(
+    committed: int, faults: Callable[[], list[str]]
+) -> None:
+    """As where an engine reports the length of its outputs and not what was added."""
+    engine = serve([lookup(hazard=0.0)], requests=2)
+    for _ in range(100):
+        plan = engine.controller.plan(state_of(engine))
+        wrong = np.zeros_like(plan.verify)
+        engine.controller.observe(
+            plan, StepResult(plan.verify, wrong, np.full_like(wrong, committed), 0.03)
+        )
+    measured = engine.controller.measured_speedup
+    assert measured is not None
+    assert measured < 9.5  # a lookup's eight and one
+    assert not faults()
+
+
+@pytest.mark.parametrize(
+    "info, engine, said",
+    [
+        (ProposerInfo("a", "lokup", 4), ENGINE, "kind 'lokup'; allowed: lookup, sequential"),  # type: ignore[arg-type]
+        (lookup().info, replace(ENGINE, shape="paded"), "shape is 'paded'; allowed: packed"),  # type: ignore[arg-type]
+    ],
+)
+def test_unknown_kinds_and_shapes_are_refused(
+    info: ProposerInfo, engine: EngineInfo, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Controller(load_settings("default"), [info], engine)
+
+
+def test_a_policy_for_a_proposer_that_is_not_there_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = serve([lookup()], yaml="policy: {name: static, proposer: eagle9, k: 2}")
+    engine.run(20)
+    assert modes(engine) == {"plain": 20}
+    assert caplog.text.count("'eagle9' is no proposer of this engine") == 1
+    assert "it has ngram" in caplog.text

@@ -141,7 +141,7 @@ def _lookups_k(profile: str | Path | None) -> int:
     return max(found, default=DEFAULT_K)
 
 
-def command_line(changed: Mapping[str, Any], *, combine: bool = False) -> str:
+def command_line(changed: Mapping[str, Any]) -> str:
     """The same as shell words for ``vllm serve`` or the OpenAI API server."""
     words: list[str] = []
     for name, value in changed.items():
@@ -151,5 +151,4 @@ def command_line(changed: Mapping[str, Any], *, combine: bool = False) -> str:
         else:
             text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
             words += [option, shlex.quote(text)]
-    line = " ".join(words)
-    return f"{RUNNER_VARIABLE}=0 {line}" if combine else line
+    return " ".join(words)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from autospec.errors import EngineError
 from autospec.records import EngineInfo, ProposerInfo
+
+log = logging.getLogger("autospec")
 
 LOOKUP_METHODS = ("ngram", "suffix")
 """Methods whose work AutoSpec's own proposers do, in the scheduler's process."""
@@ -105,8 +108,22 @@ def engine_of(vllm_config: Any, version: str) -> EngineInfo:
         target=str(model.model),
         engine="vllm",
         version=version,
-        device=str(vllm_config.device_config.device_type),
+        device=_device_of(vllm_config),
         dtype=str(model.dtype).removeprefix("torch."),
         shape="stepped" if captures else "packed",
         captured_sizes=sizes if captures else (),
     )
+
+
+def _device_of(vllm_config: Any) -> str:
+    """What step times belong to: the device's own name, and how many of them take a step."""
+    name = str(vllm_config.device_config.device_type)
+    count = int(vllm_config.parallel_config.world_size)
+    if name != "cpu":
+        from vllm.platforms import current_platform
+
+        try:
+            name = str(current_platform.get_device_name())
+        except Exception as error:  # a platform that does not tell: profiles are less exact then
+            log.warning("profiles go by the device %r: its name is not told (%s)", name, error)
+    return name if count == 1 else f"{name} x{count}"

@@ -97,6 +97,11 @@ class Pilot:
         registry: CollectorRegistry,
     ) -> None:
         settings: Settings = options.settings()
+        if any(rule.text_matches is not None for rule in settings.workloads.rules):
+            log.warning(
+                "workloads.rules: text_matches never matches inside vLLM, which has tokens only; "
+                'label them with vllm_xargs {"autospec_workload": ...}'
+            )
         capacity = min(max_tokens, options.lookup_tokens)
         names = tuple(dict.fromkeys(options.lookups)) if with_lookups else ()
         own = vllm_lookups(max_k, options.cache_tokens, beside_model=model is not None)

@@ -24,7 +24,18 @@ _ORIGINAL = "autospec_original"
 
 
 def register() -> None:
-    """Called by vLLM in the API server, the engine core and every worker; may be called twice."""
+    """Called by vLLM in the API server, the engine core and every worker; may be called twice.
+
+    vLLM does not guard its plugins: what fails here would take down every vLLM beside which
+    AutoSpec is installed, in use or not.
+    """
+    try:
+        _register()
+    except Exception:
+        log.exception("AutoSpec's plugin stays off; vLLM goes on without it")
+
+
+def _register() -> None:
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     serve_metrics()
