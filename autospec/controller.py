@@ -229,12 +229,7 @@ class Controller:
         started = self._clock()
         record = self._under_way[plan.id % _STEPS_UNDER_WAY]
         try:
-            verify = self._verify(plan, record, drafted, confidence)
-            if verify is not plan.verify:
-                plan = Plan(
-                    plan.id, plan.handles, plan.proposer, plan.k, verify, plan.mode,
-                    plan.predicted_seconds, plan.predicted_tokens,
-                )  # fmt: skip
+            plan = self._verify(plan, record, drafted, confidence)
         except Exception as error:
             self._fault("trim", error)
         if record is not None:
@@ -349,26 +344,25 @@ class Controller:
         record: StepRecord | None,
         drafted: Int16Array,
         confidence: Float32Array | None,
-    ) -> Int16Array:
-        """How many tokens of each draft to verify [n]; the plan's own array where that stands."""
+    ) -> Plan:
+        """The plan with how many tokens of each draft to verify; itself where that stands."""
         if record is None or record.plan_id != plan.id:
             drafted = checked(drafted, INT16, plan.k.shape, "drafted")
-            return np.clip(drafted, 0, plan.k)
+            return _verifying(plan, np.clip(drafted, 0, plan.k))
         if confidence is not None and record.has_models and self.policy.adaptive:
             return self._trim(plan, record, drafted, confidence)
         if drafted is plan.k and record.is_as_planned:
-            return plan.k
+            return plan if plan.verify is plan.k else _verifying(plan, plan.k)
         drafted = checked(drafted, INT16, (record.n,), "drafted")
         record.is_as_planned = False
         record.refer_to(self._standing)
         is_less = bound_drafted(record.reference, drafted)
-        verify: Int16Array = record.arrays.drafted
-        return verify.copy() if is_less else plan.k
+        return _verifying(plan, record.arrays.drafted.copy() if is_less else plan.k)
 
     def _trim(
         self, plan: Plan, record: StepRecord, drafted: Int16Array, confidence: Float32Array
-    ) -> Int16Array:
-        """What is worth verifying of models' drafts, by their own confidence."""
+    ) -> Plan:
+        """With what is worth verifying of models' drafts, by their own confidence."""
         n, arrays = record.n, record.arrays
         drafted = checked(drafted, INT16, (n,), "drafted")
         confidence = checked(confidence, FLOAT32, (n, self.k_max), "confidence")
@@ -376,15 +370,25 @@ class Controller:
         record.refer_to(self._standing)
         program = self._program(n) if record.view is None else None
         if program is not None:
-            is_less, record.is_trimmed = self._fused.trim(
+            is_less, record.is_trimmed, expected, seconds = self._fused.trim(
                 record.reference, program, drafted, confidence, record.context_tokens,
-                record.plain_seconds, self.cost.most_tokens,
+                record.plain_seconds, self.cost.most_tokens, plan.mode == "probe",
             )  # fmt: skip
         else:
-            is_less, record.is_trimmed = self._stepwise.trim(record, plan, drafted, confidence)
+            is_less, record.is_trimmed, expected, seconds = self._stepwise.trim(
+                record, plan, drafted, confidence
+            )
         is_cut = record.is_trimmed and plan.mode == "speculate"
-        verify: Int16Array = arrays.kept if is_cut else arrays.drafted
-        return verify.copy() if is_cut or is_less else plan.k
+        verify = plan.k
+        if is_cut or is_less:
+            verify = (arrays.kept if is_cut else arrays.drafted).copy()
+        if not record.is_trimmed:
+            return _verifying(plan, verify)
+        if self._metrics is not None and record.plain_seconds > 0.0:
+            self._estimated_speedup = expected / seconds * record.plain_seconds / n
+        return Plan(
+            plan.id, plan.handles, plan.proposer, plan.k, verify, plan.mode, seconds, expected
+        )
 
     def _observe(self, plan: Plan, record: StepRecord, result: StepResult, started: float) -> None:
         n, p, rails = record.n, len(self.proposers), self._rails
@@ -420,8 +424,6 @@ class Controller:
         if draft_seconds is not None and not is_told_apart:
             self._dropped("unusable draft time")
             draft_seconds = None
-        if is_cheap and self.policy.gate is not None:
-            self.policy.gate.end_pauses()  # what was not worth its time may be now
         if drifts:
             self._event("drift", drifts)
         if is_loss:
@@ -450,6 +452,8 @@ class Controller:
             )  # fmt: skip
         elif said != LEARNED:
             self.policy.learned(said, n)
+        if is_cheap and self.policy.gate is not None:
+            self.policy.gate.end_pauses()  # what was not worth its time may be now
         decision_seconds = record.decision_seconds + self._clock() - started
         self.last_decision_seconds = decision_seconds
         if self._metrics is not None:
@@ -494,6 +498,14 @@ class Controller:
                 place,
                 exc_info=error,
             )
+
+
+def _verifying(plan: Plan, verify: Int16Array) -> Plan:
+    """The same plan for another number of tokens [n] to verify."""
+    return Plan(
+        plan.id, plan.handles, plan.proposer, plan.k, verify, plan.mode, plan.predicted_seconds,
+        plan.predicted_tokens,
+    )  # fmt: skip
 
 
 def _usable(settings: Settings, proposers: Sequence[ProposerInfo]) -> Int16Array:

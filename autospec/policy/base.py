@@ -130,7 +130,8 @@ class Policy(ABC, Generic[Options]):
         """Who drafts and how much in this step."""
 
     def trim(self, view: View, decision: Decision, hazards: Float32Array) -> Int16Array:
-        """How many of the drafts [n] to verify, given hazards [n, p, k] that know them."""
+        """How many of the drafts [n] to verify, given hazards [n, p, k] that know them; those of
+        other proposers and positions say nothing."""
         return decision.k
 
     def learn(self, outcome: Outcome) -> None:

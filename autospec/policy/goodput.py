@@ -79,7 +79,6 @@ class Goodput(Policy[GoodputOptions]):
         self.gate = self._gate = OfferGate(self.lookup)
         self._appended = Appended(proposers)
         self._kept = KeptShare(~self.lookup & (self._appended.arrays.head_k == 0))
-        self._gross, self._gross_rows = np.zeros((len(proposers), 0)), np.zeros(1, dtype=np.int64)
         self._make(0, 0, StepCost(proposers, EngineInfo("", "", "", "", "")))
 
     def decide(self, view: View) -> Decision:
@@ -156,8 +155,6 @@ class Goodput(Policy[GoodputOptions]):
     def _make(self, n: int, positions: int, cost: StepCost) -> None:
         """Arrays for steps of up to ``n`` requests; they are written anew in each of them."""
         p = len(self.proposers)
-        if n != self._gross.shape[1]:
-            self._gross, self._gross_rows = np.zeros((p, n)), np.zeros(1, dtype=np.int64)
         self._most, self._positions, self._cost = n, positions, cost
         self._urgency = np.ones(n)
         self._room = room = Workspace.empty(p, n, positions)
@@ -183,8 +180,7 @@ class Goodput(Policy[GoodputOptions]):
                 stale=np.zeros((p, n)),
                 weights=np.ones(n),
                 urgency=self._urgency,
-                gross=self._gross,
-                gross_rows=self._gross_rows,
+                gross=np.zeros((p, n)),
                 all_kept=np.ones(p),
                 free_drafts=np.zeros((p, 4)),
             )

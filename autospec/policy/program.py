@@ -31,7 +31,7 @@ from autospec.policy.appended import (
 from autospec.policy.going_rate import RateArrays, knows_all, note_rate, tokens_per_second
 from autospec.policy.kept_share import ShareArrays, note_kept
 from autospec.policy.offer_gate import GateArrays, expect_offers, note_offers
-from autospec.records import Float32Array, Float64Array, Int16Array, Int32Array, Int64Array
+from autospec.records import Float32Array, Float64Array, Int16Array, Int32Array
 
 THROUGHPUT, LATENCY, SLO = range(3)
 """Objectives."""
@@ -46,7 +46,7 @@ class Memory(NamedTuple):
     """What the policy is asked for and remembers, and room for steps of up to n requests.
 
     ``urgency`` [n] are the weights of requests with a target, ``gross`` [p, n] the gains of what
-    is appended behind heads, ``within`` [p, n] the limits without it.
+    is appended behind heads, ``within`` [p, n] tighter limits: without that, or of a second look.
     """
 
     objective: int
@@ -68,7 +68,6 @@ class Memory(NamedTuple):
     weights: Float64Array  # [n]
     urgency: Float64Array  # [n]
     gross: Float64Array  # [p, n]
-    gross_rows: Int64Array  # [1], how many requests it is of
     all_kept: Float64Array  # [p], 1
     free_drafts: Float64Array  # [p, 4], 0
 
@@ -112,12 +111,13 @@ def decide_step(
     spare_tokens = tokens_to_trust(n, most_tokens) - n
     if spare_tokens < n * positions and _sum(best.k, n) > spare_tokens:
         _limit_evenly(limits, int(spare_tokens), memory.limits)
+        limits = memory.limits
         rate = _allocate(
-            memory, setting, hazards, memory.limits, workloads, draft, share, True, hysteresis
+            memory, setting, hazards, limits, workloads, draft, share, True, hysteresis
         )
     copy_depths(best.depth, memory.held_depth)
     expect_offers(memory.gate, best.advantage, best.alone)
-    if memory.has_appended and memory.gross_rows[0] == n:
+    if memory.has_appended and rate > 0.0:
         slopes = memory.cost.beta[SLOPES:CONTEXT]
         unfold_appended(memory.appended, n, limits, slopes, draft, rate, best.proposer, best.k)
         expect_appended(memory.appended, octave, n, best.proposer, best.k, memory.gross)
@@ -158,7 +158,7 @@ def trim_step(
 
 @compiled_brief
 def _sum(k: Int16Array, n: int) -> int:
-    """Of the first n."""
+    """Tokens of the first n requests."""
     total = 0
     for i in range(n):
         total += k[i]
@@ -206,7 +206,6 @@ def _allocate(
     aim = Aim(base_value, is_latency, rate, share, memory.held_depth, hold)
     appended, room, gains = memory.appended, memory.room, memory.gains
     if is_ahead and rate > 0.0 and memory.has_appended:
-        memory.gross_rows[0] = n
         fold_appended(appended, setting.octave, n, limits, gains, memory.gross, memory.within)
         solve(n, gains, memory.within, memory.stale, memory.lookup, prices, aim, room)
     else:

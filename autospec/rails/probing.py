@@ -66,23 +66,24 @@ class Probing:
         draft would pay for it twice. What is appended to a head is drafted by some only, since
         probes are not trimmed.
         """
-        policy, head_k = self._policy, self._head_k
+        policy, limits = self._policy, view.limits[model]
         decision = policy.decide(view)
         proposer, k = decision.proposer.copy(), decision.k.copy()
-        may_draft = view.limits[model] > 0
-        kin = may_draft & (proposer >= 0) & (self._heads[proposer] == self._heads[model])
-        rows = np.flatnonzero(may_draft)
+        of_head = np.where(proposer >= 0, self._head_k[proposer], 0)
+        k = np.where(of_head > 0, np.minimum(k, of_head), k)
+        rows = np.flatnonzero(limits > 0)
         if len(rows) > _MODEL_REQUESTS:
             rows = policy.rng.choice(rows, _MODEL_REQUESTS, replace=False)
-        k = np.where(head_k[proposer] > 0, np.minimum(k, head_k[proposer]), k)
+        kin = (limits > 0) & (proposer >= 0) & (self._heads[proposer] == self._heads[model])
+        kin[rows] = False
         proposer[kin] = model
-        if head_k[model] > 0:
-            k[kin] = np.minimum(view.limits[model, kin], head_k[model])
         proposer[rows] = model
         if policy.proposers[model].kind == "sequential":
             k[proposer == model] = policy.rng.integers(1, self._depth(view, model) + 1)
         else:
-            k[rows] = np.minimum(view.limits[model, rows], _PARALLEL_K)
+            k[rows] = _PARALLEL_K
+        k[rows] = np.minimum(k[rows], limits[rows])
+        k[kin] = np.minimum(k[kin], self._head_k[model] or limits[kin])
         return Decision(proposer, k, "probe")
 
     def _depth(self, view: View, model: int) -> int:

@@ -18,9 +18,11 @@ from autospec.step.kernels import (
     NOT_YET,
     Observed,
     Planned,
+    Trimmed,
     bound_decision,
     bound_drafted,
     conclude,
+    foresee,
     look_again,
     look_ahead,
 )
@@ -86,11 +88,12 @@ def trim_fused(
     context_tokens: int,
     plain_seconds: float,
     most_tokens: float,
-) -> tuple[bool, bool]:
-    """``bound_drafted``, ``look_again`` and ``trim_step``.
+    is_probe: bool,
+) -> Trimmed:
+    """``bound_drafted``, ``look_again``, ``trim_step`` and ``foresee``.
 
-    Returns whether fewer were drafted than planned, and whether the drafts' confidences say which
-    are worth verifying, which is then in the step's ``kept``.
+    What the drafts' confidences say is worth verifying is then in the step's ``kept``; a probe
+    verifies all.
     """
     arrays = step.arrays
     is_less = bound_drafted(step, drafted)
@@ -103,7 +106,10 @@ def trim_fused(
         worth = program.room.best.k
         for i in range(arrays.kept.shape[0]):
             arrays.kept[i] = min(arrays.drafted[i], worth[i])
-    return is_less, is_told
+        verify = arrays.drafted if is_probe else arrays.kept
+        expected, seconds = foresee(step, verify, context_tokens)
+        return is_less, True, expected, seconds
+    return is_less, False, 0.0, 0.0
 
 
 @compiled_brief
@@ -126,5 +132,5 @@ class Fused(NamedTuple):
     """The three of them, as a controller calls them: compiled for any types, or prepared."""
 
     plan: Callable[..., Planned] = plan_fused
-    trim: Callable[..., tuple[bool, bool]] = trim_fused
+    trim: Callable[..., Trimmed] = trim_fused
     observe: Callable[..., tuple[int, int, bool, bool, bool, bool, int]] = observe_fused

@@ -28,10 +28,16 @@ from autospec.step.rows import UNKNOWN_SLOT, RequestArrays, resolve_handles
 
 Planned = tuple[bool, int, int, float, float, int, int, float, bool]
 """What is known of a step once it is planned: whether it is, how many handles are not running, the
-sum of the context tokens, the seconds of a plain step; expected committed tokens, tokens to verify,
-switches of proposer since the requests' last steps, predicted seconds, whether models draft."""
+sum of the context tokens, the seconds of a plain step; expected committed tokens, tokens to verify
+for certain, switches of proposer since the requests' last steps, predicted seconds, whether models
+draft."""
 
 NOT_YET: Planned = (False, 0, 0, 0.0, 0.0, 0, 0, 0.0, False)
+
+Trimmed = tuple[bool, bool, float, float]
+"""What a second look at a step brought: whether fewer were drafted than planned, whether the
+drafts' confidences told which are worth verifying, and if so, expected committed tokens and
+seconds."""
 
 Observed = tuple[
     Int16Array, Int16Array, Int16Array, Int16Array, Float64Array, float, float, int,
@@ -132,8 +138,8 @@ def bound_decision(
     What is appended to a head counts for nothing where a policy ``trims`` it: nobody knows yet how
     much of it will be there, and what is verified must be worth its time.
 
-    Returns (expected committed tokens, tokens to verify, switches of proposer since the requests'
-    last steps, predicted seconds, whether models draft).
+    Returns (expected committed tokens, tokens to verify for certain, switches of proposer since the
+    requests' last steps, predicted seconds, whether models draft).
     """
     arrays, standing = step.arrays, step.standing
     own_proposer, asked = arrays.proposer, arrays.asked
@@ -281,6 +287,35 @@ def look_again(step: Step, confidence: Float32Array) -> int:
         rows = Rows(arrays.slots, arrays.workloads, arrays.token_buckets)
         fill_hazards(table, rows, limits, arrays.draft_bins, hazards)
     return count
+
+
+@compiled_brief
+def foresee(step: Step, k: Int16Array, context_tokens: int) -> tuple[float, float]:
+    """Tokens that a step is expected to commit, and its seconds, if ``k`` [n] tokens of the drafts
+    are verified that a second look was taken at."""
+    arrays, model = step.arrays, step.standing.cost
+    proposer, models = arrays.proposer, arrays.draft_models
+    expected = 0.0
+    verified = 0
+    longest = 0
+    n = k.shape[0]
+    for i in range(n):
+        p = proposer[i]
+        hazards = arrays.draft_hazards if models[i] >= 0 else arrays.hazards
+        expected += 1.0
+        survival = 1.0
+        for j in range(k[i]):  # 0 where nobody drafts
+            survival *= hazards[i, p, j]
+            expected += survival
+        verified += k[i]
+        longest = max(longest, k[i])
+    _sum_up_models(step.standing.ahead.lookup, arrays)
+    paid = tokens_to_pay(model.shape, model.captured, n, verified, longest)
+    seconds = forward_seconds(model.beta, paid, n, context_tokens, verified > 0, KNOTS)
+    seconds += drafting_seconds(
+        model.beta, model.models, arrays.depth, arrays.draft_tokens, arrays.catch_up
+    )
+    return expected, seconds
 
 
 @compiled_brief

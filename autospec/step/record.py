@@ -58,9 +58,10 @@ class StepArrays(NamedTuple):
 
     ``reach`` is up to where the step may teach, offers that may not be used included. Evidence
     ``bins`` and ``hazards`` are those before drafting; those that know the drafts, of proposers
-    ``draft_models``, have names of their own. ``kept`` is what ``trim`` leaves of the ``drafted``,
-    also where a probe verifies them all; ``worth`` and ``right`` are what would have been verified
-    and accepted of those. ``depth``, ``draft_tokens`` and ``catch_up`` sum up the models' work.
+    ``draft_models``, have names of their own and are filled for what these drafted. ``kept`` is
+    what ``trim`` leaves of the ``drafted``, also where a probe verifies them all; ``worth`` and
+    ``right`` are what would have been verified and accepted of those. ``depth``, ``draft_tokens``
+    and ``catch_up`` sum up the models' work.
     """
 
     octave: int

@@ -10,7 +10,15 @@ from autospec.cost.step_cost import StepCost
 from autospec.policy.base import Decision, Policy, View
 from autospec.rails.overruling import Rails
 from autospec.records import BatchState, Float32Array, Float64Array, Int16Array, Mode, Plan
-from autospec.step.kernels import Planned, bound_decision, bound_drafted, look_again, look_ahead
+from autospec.step.kernels import (
+    Planned,
+    Trimmed,
+    bound_decision,
+    bound_drafted,
+    foresee,
+    look_again,
+    look_ahead,
+)
 from autospec.step.record import Offered, StepRecord
 from autospec.step.rows import RequestArrays
 
@@ -50,8 +58,8 @@ class Stepwise:
         record.arm = decision.arm
         expected, verified, switches, predicted, has_models = bound_decision(
             record.reference, decision.proposer, decision.k, context_tokens, plain_seconds,
-            decision.mode == "probe", self._rails.probes is not None, self._policy.adaptive,
-            proposer, k,
+            decision.mode == "probe", self._rails.probes is not None,
+            self._policy.adaptive and decision.mode != "probe", proposer, k,
         )  # fmt: skip
         return decision.mode, (
             True, unknown, context_tokens, plain_seconds, expected, verified, switches, predicted,
@@ -60,17 +68,17 @@ class Stepwise:
 
     def trim(
         self, record: StepRecord, plan: Plan, drafted: Int16Array, confidence: Float32Array
-    ) -> tuple[bool, bool]:
-        """Whether fewer were drafted than planned, and whether the drafts' confidences say which
-        are worth verifying, which is then in the record's ``kept``."""
+    ) -> Trimmed:
+        """What the drafts' confidences say is worth verifying is then in the record's ``kept``."""
         arrays, view = record.arrays, record.view
         is_less = bound_drafted(record.reference, drafted)
         if view is None or look_again(record.reference, confidence) == 0:
-            return is_less, False
+            return is_less, False, 0.0, 0.0
         decision = Decision(plan.proposer, arrays.drafted)
         kept = self._policy.trim(view, decision, arrays.draft_hazards)
         np.minimum(arrays.drafted, kept, out=arrays.kept)
-        return is_less, True
+        verify = arrays.drafted if plan.mode == "probe" else arrays.kept
+        return is_less, True, *foresee(record.reference, verify, record.context_tokens)
 
 
 def _behind(record: StepRecord, requests: RequestArrays) -> Float64Array:

@@ -18,7 +18,14 @@ from autospec.rails.speedup import Speedup
 from autospec.records import EngineInfo, ProposerInfo
 from autospec.step.counts import TokenCounts
 from autospec.step.fused import Fused
-from autospec.step.kernels import bound_decision, bound_drafted, conclude, look_again, look_ahead
+from autospec.step.kernels import (
+    bound_decision,
+    bound_drafted,
+    conclude,
+    foresee,
+    look_again,
+    look_ahead,
+)
 from autospec.step.record import StepRecord, Watch
 from autospec.step.rows import RequestRows
 
@@ -69,6 +76,7 @@ def warm_up(
     )  # fmt: skip
     bound_drafted(record.reference, k)
     look_again(record.reference, nothing.confidence[0])
+    foresee(record.reference, k, context)
     observed = (
         k, k, k, arrays.unmatched, np.zeros(p), 1.0, plain_seconds, context,
         True, False, True, True, True, True, True, True,
@@ -84,6 +92,7 @@ def warm_up(
         )  # fmt: skip
         trimming = (
             record.reference, program, k, nothing.confidence[0], context, plain_seconds, 1.0,
+            False,
         )  # fmt: skip
         observing = (record.reference, program, observed)
         fused.plan(*planning)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autospec.records import StepResult
+from autospec.records import ProposerInfo, StepResult
 from tests.controller.serving import CHEAP_TOKENS, DEAR_TOKENS, serve, state_of
 from tests.simulated_engine import ENGINE, Drafter, linear_seconds, lookup, model
 
@@ -224,3 +224,36 @@ def test_mixed_load_beats_plain_and_every_fixed_k() -> None:
         engine.run(200)
         results[name] = engine.run(400)
     assert results["adaptive"] > max(results.values()) * 0.999
+
+
+def appending(hazard: float, head_k: int = 2) -> Drafter:
+    """A lookup behind the first tokens of ``draft``, as sure of itself as it is right."""
+    info = ProposerInfo("both", "parallel", 16, head="draft", head_k=head_k)
+    return Drafter(info, [hazard] * 16, call_seconds=0.001, confidence=hazard)
+
+
+def test_steps_with_appended_drafts_take_and_bring_what_was_predicted() -> None:
+    drafters = [model(hazard=0.9, max_k=2, depth_seconds=0.002), appending(0.9)]
+    engine = serve(drafters, linear_seconds(0.01, 0.0002), requests=8)
+    engine.run(400)
+    steps = list(zip(engine.plans[100:], engine.results[100:], strict=True))
+    assert np.mean([plan.verify.max() > 2 for plan, _ in steps]) > 0.9
+    spent = [result.step_seconds / (plan.predicted_seconds or 1.0) for plan, result in steps]
+    came = [result.committed.sum() / plan.predicted_tokens for plan, result in steps]
+    assert np.median(spent) == pytest.approx(1.0, abs=0.1)
+    assert np.median(came) == pytest.approx(1.0, abs=0.1)
+
+
+def test_what_is_appended_waits_until_the_rate_of_a_workload_is_known() -> None:
+    """Without a going rate its share counts for nothing, nor is it asked for beyond its worth."""
+    drafters = [model(hazard=0.6, max_k=2, depth_seconds=0.002), appending(0.6)]
+    engine = serve(drafters, linear_seconds(0.01, 0.001), requests=0)
+    engine.start(8, workload="a")
+    engine.run(120)
+    engine.finish(8)
+    engine.start(8, workload="b")
+    price = engine.controller.policy._appended.arrays.price.copy()  # type: ignore[attr-defined]
+    plan, _ = engine.step()
+    assert plan.mode != "fallback"
+    assert int(plan.k.max()) < 16
+    assert engine.controller.policy._appended.arrays.price.tolist() == price.tolist()  # type: ignore[attr-defined]
