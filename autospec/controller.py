@@ -352,7 +352,7 @@ class Controller:
         if confidence is not None and record.has_models and self.policy.adaptive:
             return self._trim(plan, record, drafted, confidence)
         if drafted is plan.k and record.is_as_planned:
-            return plan if plan.verify is plan.k else _verifying(plan, plan.k)
+            return _verifying(plan, plan.k)
         drafted = checked(drafted, INT16, (record.n,), "drafted")
         record.is_as_planned = False
         record.refer_to(self._standing)
@@ -501,7 +501,9 @@ class Controller:
 
 
 def _verifying(plan: Plan, verify: Int16Array) -> Plan:
-    """The same plan for another number of tokens [n] to verify."""
+    """The plan for so many tokens [n] to verify; itself where they are its own."""
+    if verify is plan.verify:
+        return plan
     return Plan(
         plan.id, plan.handles, plan.proposer, plan.k, verify, plan.mode, plan.predicted_seconds,
         plan.predicted_tokens,

@@ -16,18 +16,18 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RUN_OR_JOURNAL_OR_PROFILE...",
-            help="JSON of demo, bench or replay; journals; profiles. In any mix.",
+            help="JSON of demo, bench, replay, tune or check; journals; profiles. In any mix.",
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE.html", help="Where to write it.")
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE.html", help="Where to write it.")
     ] = Path("report.html"),
 ) -> None:
     """Draw runs, journals and profiles as one HTML page."""
     from autospec.progress import heartbeat
     from autospec.report import check_report, write_report
 
-    check_report(output, "--output")
+    check_report(out, "--out")
     with heartbeat("reading and drawing", lambda line: typer.echo(line, err=True)):
-        write_report(inputs, output)
-    typer.echo(f"report saved in {output} ({output.stat().st_size / 1e6:.1f} MB)")
+        write_report(inputs, out)
+    typer.echo(f"report saved in {out} ({out.stat().st_size / 1e6:.1f} MB)")
