@@ -142,6 +142,11 @@ class Settings(_Section):
     journal: JournalSettings = JournalSettings()
     metrics: MetricsSettings = MetricsSettings()
 
+    def with_profile(self, path: Path | None) -> Settings:
+        """The same with another file to start from and save to, or none."""
+        profile = self.profile.model_copy(update={"path": path})
+        return self.model_copy(update={"profile": profile})
+
 
 def policies_folder() -> Path:
     """The folder of the policy files that come with AutoSpec: in the package, or in a checkout."""
@@ -169,10 +174,7 @@ def load_settings(name_or_path: str | Path, *, profile: str | Path | None = None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     settings = parse_settings(text, source=str(path))
-    if profile is None:
-        return settings
-    kept = settings.profile.model_copy(update={"path": Path(profile).expanduser()})
-    return settings.model_copy(update={"profile": kept})
+    return settings if profile is None else settings.with_profile(Path(profile).expanduser())
 
 
 def _find_policy_file(name_or_path: str | Path) -> Path:

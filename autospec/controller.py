@@ -18,6 +18,7 @@ from autospec.arrays import FLOAT32, FLOAT64, INT16, checked
 from autospec.config import Settings
 from autospec.cost import step_cost
 from autospec.cost.regression import LEAST_SECONDS, MOST_SECONDS
+from autospec.cost.shapes import SHAPES
 from autospec.cost.step_cost import StepLoad
 from autospec.errors import ConfigError
 from autospec.estimators import Estimators
@@ -34,7 +35,6 @@ from autospec.rails.overruling import Rails
 from autospec.records import (
     KINDS,
     NO_PROPOSER,
-    SHAPES,
     BatchState,
     EngineInfo,
     Float32Array,

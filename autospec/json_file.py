@@ -11,14 +11,14 @@ from typing import Any
 from autospec.errors import InputError
 
 
-def check_writable(path: Path | None) -> None:
+def check_writable(path: Path | None, option: str = "--json") -> None:
     """Refuse a path for figures before they are measured, not after. Raises InputError."""
     if path is None:
         return
     folder = path.parent
     replaceable = path.is_file() or not path.exists()
     if not replaceable or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(f"--json: {path} cannot be written; give a file in a folder that exists")
+        raise InputError(f"{option}: {path} cannot be written; give a file in a folder that exists")
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -30,8 +30,6 @@ KINDS: tuple[str, ...] = get_args(Kind)
 Shape = Literal["packed", "padded", "stepped"]
 """What a target forward pays for: every token, the longest row of the batch, or a captured size."""
 
-SHAPES: tuple[str, ...] = get_args(Shape)
-
 Mode = Literal["plain", "speculate", "probe", "guard", "fallback"]
 """Why a step looks as it does; the label of the step counter."""
 

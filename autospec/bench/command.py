@@ -152,7 +152,7 @@ def kept_settings(
     """The policy's settings with the command line's paths and port in place of its own."""
     update: dict[str, object] = {}
     if profile is not None:
-        update["profile"] = settings.profile.model_copy(update={"path": profile})
+        settings = settings.with_profile(profile)
     if journal is not None:
         update["journal"] = settings.journal.model_copy(update={"path": journal})
     if metrics_port is not None:

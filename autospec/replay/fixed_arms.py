@@ -15,18 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from autospec.compiled import compiled
-from autospec.cost.shapes import round_up
+from autospec.cost.shapes import SHAPES, round_up
 from autospec.policy.static import StaticOptions
 from autospec.profile.tuned import ProposerSettings
 from autospec.proposers.base import Drafts, History
 from autospec.proposers.settings import make_lookup
-from autospec.records import Float32Array, Int16Array, Int32Array, Shape
+from autospec.records import Float32Array, Int16Array, Int32Array
 from autospec.replay.cost_file import AppendedSeconds, CostFile, LookupSeconds, ModelSeconds
 from autospec.replay.engine import untuned
 from autospec.replay.hindsight import replay_bare
 from autospec.replay.trace import TraceRequest
 
-_SHAPES: dict[Shape, int] = {"packed": 0, "padded": 1, "stepped": 2}
 _TABLE_SLOTS = 64
 _RERUN = 3  # of the k of a suffix lookup appended to a model
 
@@ -115,7 +114,7 @@ def _tabulated(
             table.drafted, table.correct, prompts, outputs, arm.k, concurrency,
             step.fixed_seconds + step.overhead_seconds, step.per_token_seconds,
             step.per_context_token_seconds, fraction, depth_seconds, context_seconds, sequential,
-            _SHAPES[cost.shape], np.array(cost.captured_sizes, dtype=np.int32),
+            SHAPES[cost.shape], np.array(cost.captured_sizes, dtype=np.int32),
         )  # fmt: skip
         results.append(FixedResult(arm, tokens, seconds, steps))
     return results

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
@@ -94,11 +93,7 @@ def _read(options: ReplayOptions) -> Inputs:
     if not options.concurrency and not options.rates:
         raise InputError("nothing to replay: give --concurrency, or --arrivals with --rate")
     check_writable(options.json_path)
-    profile = options.save_profile
-    if profile is not None and (profile.is_dir() or not os.access(profile.parent, os.W_OK)):
-        raise InputError(
-            f"--save-profile: {profile} cannot be written; give a file in an open folder"
-        )
+    check_writable(options.save_profile, "--save-profile")
     if options.report_path is not None:
         check_report(options.report_path)
     requests = shuffled(read_traces(options.traces), options.requests, options.seed)

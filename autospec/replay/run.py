@@ -255,9 +255,8 @@ def make_controller(
     engine: ReplayEngine, settings: Settings, profile: Profile | None = None, seed: int = 0
 ) -> Controller:
     """A controller that starts from ``profile`` alone and saves nothing."""
-    kept = settings.profile.model_copy(update={"path": None})
     return Controller(
-        settings.model_copy(update={"profile": kept}),
+        settings.with_profile(None),
         engine.proposers,
         engine.info,
         profile=profile,

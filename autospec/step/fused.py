@@ -63,17 +63,8 @@ def plan_fused(
         plain_seconds, 0.0, most_tokens,
     )  # fmt: skip
     expected, verified, switches, seconds, has_models = bound_decision(
-        step,
-        best.proposer,
-        best.k,
-        context,
-        plain_seconds,
-        False,
-        has_clocks,
-        True,
-        proposer,
-        k,
-    )
+        step, best.proposer, best.k, context, plain_seconds, False, has_clocks, True, proposer, k,
+    )  # fmt: skip
     return (
         True, unknown, context, plain_seconds, expected, verified, switches, seconds, has_models,
     )  # fmt: skip

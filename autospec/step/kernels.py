@@ -14,7 +14,7 @@ from autospec.acceptance.hazards import (
     learn_rows,
     offer_bins,
 )
-from autospec.compiled import compiled_brief
+from autospec.compiled import compiled_brief, inlined
 from autospec.cost.coefficients import KNOTS, drafting_seconds, forward_seconds
 from autospec.cost.regression import CostArrays, learn_seconds
 from autospec.cost.shapes import tokens_to_pay
@@ -178,12 +178,7 @@ def bound_decision(
             if last_proposer[s] != p:
                 switches += 1
             last_proposer[s] = p
-    has_models = _sum_up_models(standing.ahead.lookup, arrays)
-    paid = tokens_to_pay(model.shape, model.captured, n, verified, longest)
-    drafting = drafting_seconds(
-        model.beta, model.models, arrays.depth, arrays.draft_tokens, arrays.catch_up
-    )
-    seconds = forward_seconds(model.beta, paid, n, context_tokens, verified > 0, KNOTS) + drafting
+    has_models, drafting, seconds = _predict(step, n, verified, longest, context_tokens)
     if has_clocks and n > 0:
         price = 0.0
         if is_probe and plain_seconds > 0.0:
@@ -194,6 +189,22 @@ def bound_decision(
         )
         _set_clocks(standing.watch.clocks, arrays, verified > 0, has_few, is_probe, price)
     return expected, verified, switches, seconds, has_models
+
+
+@inlined
+def _predict(
+    step: Step, n: int, verified: int, longest: int, context_tokens: int
+) -> tuple[bool, float, float]:
+    """Whether models draft, the seconds that drafting takes, and those of the whole step in which
+    ``n`` requests verify so many tokens, the ``longest`` draft of them so many."""
+    arrays, model = step.arrays, step.standing.cost
+    has_models = _sum_up_models(step.standing.ahead.lookup, arrays)
+    paid = tokens_to_pay(model.shape, model.captured, n, verified, longest)
+    drafting = drafting_seconds(
+        model.beta, model.models, arrays.depth, arrays.draft_tokens, arrays.catch_up
+    )
+    forward = forward_seconds(model.beta, paid, n, context_tokens, verified > 0, KNOTS)
+    return has_models, drafting, forward + drafting
 
 
 @compiled_brief
@@ -293,7 +304,7 @@ def look_again(step: Step, confidence: Float32Array) -> int:
 def foresee(step: Step, k: Int16Array, context_tokens: int) -> tuple[float, float]:
     """Tokens that a step is expected to commit, and its seconds, if ``k`` [n] tokens of the drafts
     are verified that a second look was taken at."""
-    arrays, model = step.arrays, step.standing.cost
+    arrays = step.arrays
     proposer, models = arrays.proposer, arrays.draft_models
     expected = 0.0
     verified = 0
@@ -309,12 +320,7 @@ def foresee(step: Step, k: Int16Array, context_tokens: int) -> tuple[float, floa
             expected += survival
         verified += k[i]
         longest = max(longest, k[i])
-    _sum_up_models(step.standing.ahead.lookup, arrays)
-    paid = tokens_to_pay(model.shape, model.captured, n, verified, longest)
-    seconds = forward_seconds(model.beta, paid, n, context_tokens, verified > 0, KNOTS)
-    seconds += drafting_seconds(
-        model.beta, model.models, arrays.depth, arrays.draft_tokens, arrays.catch_up
-    )
+    _, _, seconds = _predict(step, n, verified, longest, context_tokens)
     return expected, seconds
 
 
@@ -334,10 +340,11 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool
     """Clean a step's result, count it, learn acceptance and, if it teaches that, cost; sum it up.
 
     Counts are forced into 0 <= accepted <= verified <= drafted and 0 <= committed <= verified + 1.
-    A probe teaches as if it had been
-    trimmed. Returns (tokens paid for, sudden changes of acceptance noticed, whether cost has
-    changed for good, whether the guard turns speculation off, whether the seconds of drafting are
-    told apart and make sense, whether a probe without models took far less than expected).
+    A probe teaches as if it had been trimmed.
+
+    Returns (tokens paid for, sudden changes of acceptance noticed, whether cost has changed for
+    good, whether the guard turns speculation off, whether the seconds of drafting are told apart
+    and make sense, whether a probe without models took far less than expected).
     """
     (
         verified, accepted, committed, matched, draft_seconds, seconds, plain_seconds,

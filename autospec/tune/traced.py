@@ -243,9 +243,8 @@ def tuned_goodput(
     Raises TrialTimeout past ``deadline`` (of ``time.monotonic``).
     """
     engine = TracedEngine(requests, load, bed, settings)
-    kept = bed.policy.profile.model_copy(update={"path": None})
     controller = Controller(
-        bed.policy.model_copy(update={"profile": kept}),
+        bed.policy.with_profile(None),
         engine.proposers,
         engine.info,
         profile=profile,

@@ -13,6 +13,19 @@ from autospec.adapters.vllm.pilot import Pilot
 from autospec.records import EngineInfo
 
 
+def pilot_of(options: AdapterOptions, registry: CollectorRegistry) -> Pilot:
+    return Pilot(
+        options,
+        EngineInfo("m", "vllm", "0.32", "cpu", "float32"),
+        None,
+        with_lookups=True,
+        max_requests=2,
+        max_tokens=64,
+        max_k=4,
+        registry=registry,
+    )
+
+
 @pytest.mark.parametrize("place", ["folder", "pipe", "file/inside", "damaged"])
 def test_vllm_starts_and_ends_whatever_the_files_are(
     tmp_path: Path, place: str, caplog: pytest.LogCaptureFixture
@@ -22,15 +35,8 @@ def test_vllm_starts_and_ends_whatever_the_files_are(
     (tmp_path / "damaged").write_text("{")
     os.mkfifo(tmp_path / "pipe")
     registry = CollectorRegistry()
-    pilot = Pilot(
-        AdapterOptions(profile=tmp_path / place, journal=tmp_path / "file" / "j.jsonl"),
-        EngineInfo("m", "vllm", "0.32", "cpu", "float32"),
-        None,
-        with_lookups=True,
-        max_requests=2,
-        max_tokens=64,
-        max_k=4,
-        registry=registry,
+    pilot = pilot_of(
+        AdapterOptions(profile=tmp_path / place, journal=tmp_path / "file" / "j.jsonl"), registry
     )
     assert not pilot.controller.is_warm
     assert [each.info.name for each in pilot.lookups] == ["ngram", "suffix"]
@@ -48,16 +54,7 @@ def test_rules_about_texts_are_told_to_be_of_no_use(
 ) -> None:
     policy = tmp_path / "p.yaml"
     policy.write_text("version: 1\nworkloads: {rules: [{label: code, text_matches: def}]}\n")
-    Pilot(
-        AdapterOptions(policy=str(policy)),
-        EngineInfo("m", "vllm", "0.32", "cpu", "float32"),
-        None,
-        with_lookups=True,
-        max_requests=1,
-        max_tokens=8,
-        max_k=1,
-        registry=CollectorRegistry(),
-    )
+    pilot_of(AdapterOptions(policy=str(policy)), CollectorRegistry())
     assert "text_matches never matches inside vLLM" in caplog.text
 
 

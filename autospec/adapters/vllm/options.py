@@ -41,10 +41,8 @@ class AdapterOptions(BaseModel):
 
     def settings(self) -> Settings:
         """The policy file's settings with these paths. Raises ConfigError."""
-        settings = load_settings(self.policy)
+        settings = load_settings(self.policy, profile=self.profile)
         profile = settings.profile.model_dump()
-        if self.profile is not None:
-            profile["path"] = self.profile.expanduser()
         if self.save_every_seconds is not None:
             profile["save_every_seconds"] = self.save_every_seconds
         journal = settings.journal.model_dump()
