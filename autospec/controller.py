@@ -394,6 +394,7 @@ class Controller:
         n, p, rails = record.n, len(self.proposers), self._rails
         step_seconds, draft_seconds = float(result.step_seconds), result.draft_seconds
         is_timed = LEAST_SECONDS < step_seconds < MOST_SECONDS
+        plain_seconds = record.plain_seconds if is_timed else 0.0
         has_prefill = result.prefill_tokens > 0
         is_routine = is_timed and n > 0 and not has_prefill and self.cost.is_settled
         record.refer_to(self._standing)
@@ -407,7 +408,7 @@ class Controller:
             checked(result.verified, INT16, (n,), "verified"),
             checked(result.accepted, INT16, (n,), "accepted"),
             checked(result.committed, INT16, (n,), "committed"),
-            matched, times, step_seconds, 0.0 if has_prefill else record.plain_seconds,
+            matched, times, step_seconds, 0.0 if has_prefill else plain_seconds,
             record.context_tokens, record.is_trimmed,
             plan.mode == "probe", plan.mode == "speculate", draft_seconds is not None, is_timed,
             is_routine, rails.probes is not None, rails.guard is not None,
@@ -445,9 +446,11 @@ class Controller:
         if said == NEW_WORKLOAD:
             self.policy.learn(
                 Outcome(
-                    n, arrays.workloads, plan.proposer, plan.k, arrays.kept, arrays.verified,
-                    arrays.accepted, arrays.committed, matched, arrays.offer_lengths, step_seconds,
-                    draft_seconds, record.plain_seconds, has_prefill, plan.handles, record.arm,
+                    n, arrays.workloads, plan.proposer, plan.k, arrays.drafted, arrays.kept,
+                    arrays.verified, arrays.accepted, arrays.committed, matched,
+                    arrays.offer_lengths, step_seconds, draft_seconds, plain_seconds, has_prefill,
+                    plan.handles, arrays.promised,
+                    record.arm,
                 )
             )  # fmt: skip
         elif said != LEARNED:

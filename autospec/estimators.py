@@ -104,6 +104,7 @@ class Estimators:
             self._requests[w] = 0.0
             if proposers or requests:
                 workloads[label] = WorkloadProfile(requests, proposers)
+        outdates_cost = self.cost.has_jumped
         return Profile(
             self.identity,
             hazard_table.LAYOUT,
@@ -112,6 +113,7 @@ class Estimators:
             {"step": self.cost.take_fresh()},
             (provenance,),
             now,
+            outdates_cost=outdates_cost,
         )
 
     def return_fresh(self, fresh: Profile, labels: Sequence[str]) -> None:
@@ -127,4 +129,4 @@ class Estimators:
                 self.drafted.return_fresh(
                     w + 1, p, counts["draft_successes"], counts["draft_trials"]
                 )
-        self.cost.return_fresh(fresh.cost["step"])
+        self.cost.return_fresh(fresh.cost["step"], fresh.outdates_cost)

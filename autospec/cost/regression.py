@@ -197,13 +197,17 @@ def _learn(
 
 @compiled_brief
 def _forget(model: CostArrays, cell: int, kept: float, scale: float) -> None:
-    """Keep that share of what a cell has seen, all times of it multiplied by ``scale``."""
+    """Keep that share of what a cell has seen, all times of it multiplied by ``scale``; also of
+    what is to be saved, or the next run would start at the old times."""
     for i in range(model.x.shape[0]):
         model.moment[i] -= (1.0 - kept * scale) * model.cell_moment[cell, i]
         model.cell_moment[cell, i] *= kept * scale
+        model.fresh_moment[cell, i] *= kept * scale
         for j in range(model.x.shape[0]):
             model.gram[i, j] -= (1.0 - kept) * model.cell_gram[cell, i, j]
             model.cell_gram[cell, i, j] *= kept
+            model.fresh_gram[cell, i, j] *= kept
+    model.fresh_weight[cell] *= kept
     model.doubt[cell] = 0.0
 
 

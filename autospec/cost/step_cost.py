@@ -124,6 +124,8 @@ class StepCost:
         self._reference_step = np.zeros(4)
         self._first_steps: list[tuple[float, float, float]] = []
         self._is_early = True
+        self.has_jumped = False
+        """Whether all steps have changed since something was saved, which is outdated then."""
         self.most_tokens = 0.0
         """The most that the engine has taken in one step; infinite where a profile knows it."""
         self.no_times: Float64Array = np.zeros(len(proposers))
@@ -167,6 +169,8 @@ class StepCost:
         """A kernel has called ``learn_seconds`` with these, and this is what it returned."""
         self._note_tokens(tokens)
         if surprised:
+            self.has_jumped = True
+            self._reference_step[:] = (step_seconds, tokens, context_tokens, 1.0)
             self._set_prior(step_seconds, tokens, context_tokens)
 
     def _note_tokens(self, tokens: int) -> None:
@@ -236,10 +240,12 @@ class StepCost:
         for name, array in self._fresh().items():
             taken[name] = array.copy()
             array[:] = 0.0
+        self.has_jumped = False
         return taken
 
-    def return_fresh(self, statistics: Mapping[str, Float64Array]) -> None:
+    def return_fresh(self, statistics: Mapping[str, Float64Array], has_jumped: bool) -> None:
         """Take back statistics that could not be saved."""
+        self.has_jumped |= has_jumped
         for name, array in self._fresh().items():
             array += statistics[name]
 

@@ -69,20 +69,22 @@ class View(NamedTuple):
 class Decision(NamedTuple):
     """Who drafts and how much, before the controller's bounds are applied.
 
-    ``arm`` is a number of the policy's own for what it tried; the outcome echoes it.
+    ``arm`` is a number of the policy's own for what it tried, ``promised`` [4, p] what it expects
+    of the drafts; the outcome echoes both.
     """
 
     proposer: Int16Array  # [n]
     k: Int16Array  # [n]
     mode: Mode = "speculate"
     arm: int = NO_ARM
+    promised: Float64Array | None = None
 
 
 class Outcome(NamedTuple):
     """What the step of a decision brought; rows as in its view.
 
-    Of ``asked`` draft tokens the proposer and ``trim`` left ``kept``; a probe verifies what
-    ``trim`` would have cut as well.
+    Of ``asked`` draft tokens the proposer ``drafted`` some, and ``trim`` left ``kept`` of these; a
+    probe verifies what ``trim`` would have cut as well.
     ``plain_seconds`` is the estimate for a plain step of the same batch, 0 while there is none.
     """
 
@@ -90,6 +92,7 @@ class Outcome(NamedTuple):
     workloads: Int32Array  # [n]
     proposer: Int16Array  # [n]
     asked: Int16Array  # [n]
+    drafted: Int16Array  # [n]
     kept: Int16Array  # [n]
     verified: Int16Array  # [n]
     accepted: Int16Array  # [n]
@@ -101,6 +104,7 @@ class Outcome(NamedTuple):
     plain_seconds: float
     has_prefill: bool
     handles: Int64Array  # [n]
+    promised: Float64Array  # [4, p], 0 where nothing was
     arm: int = NO_ARM
 
 

@@ -29,6 +29,7 @@ from autospec.policy.program import (
     learn_step,
     trim_step,
 )
+from autospec.policy.promise import NUM_PROMISES
 from autospec.records import EngineInfo, Float32Array, Int16Array, ProposerInfo
 
 _URGENCY = 3.0  # exponent on time per token over its target, which gives a request its weight
@@ -79,6 +80,7 @@ class Goodput(Policy[GoodputOptions]):
         self.gate = self._gate = OfferGate(self.lookup)
         self._appended = Appended(proposers)
         self._kept = KeptShare(~self.lookup & (self._appended.arrays.head_k == 0))
+        self._promised = np.zeros((NUM_PROMISES, len(proposers)))
         self._make(0, 0, StepCost(proposers, EngineInfo("", "", "", "", "")))
 
     def decide(self, view: View) -> Decision:
@@ -90,9 +92,10 @@ class Goodput(Policy[GoodputOptions]):
         decide_step(
             self._memory, view.hazards, view.limits, view.stale_tokens, view.workloads,
             octave_of(n), view.context_tokens, view.plain_seconds, self._weigh(view),
-            view.cost.most_tokens,
+            view.cost.most_tokens, self._promised,
         )  # fmt: skip
-        return Decision(self._room.best.proposer[:n], self._room.best.k[:n])
+        best = self._room.best
+        return Decision(best.proposer[:n], best.k[:n], promised=self._promised)
 
     def trim(self, view: View, decision: Decision, hazards: Float32Array) -> Int16Array:
         """The same program with drafting already paid and the drafts' confidences known."""
@@ -109,11 +112,11 @@ class Goodput(Policy[GoodputOptions]):
         draft_seconds = outcome.draft_seconds
         learned = learn_step(
             self._memory, octave_of(outcome.requests), outcome.workloads, outcome.proposer,
-            outcome.asked, outcome.kept, outcome.verified, outcome.accepted, outcome.committed,
+            outcome.drafted, outcome.kept, outcome.verified, outcome.accepted, outcome.committed,
             outcome.matched, outcome.step_seconds,
             0.0 if outcome.has_prefill else outcome.plain_seconds,
             self._cost.no_times if draft_seconds is None else draft_seconds,
-            draft_seconds is not None,
+            draft_seconds is not None, outcome.promised,
         )  # fmt: skip
         if learned == NEW_WORKLOAD:
             self._rate.grow(outcome.workloads)

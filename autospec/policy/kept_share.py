@@ -1,4 +1,4 @@
-"""How much of what a model is asked for will be worth verifying, once it is there."""
+"""How much of what a model drafts will be worth verifying, once it is there."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ _MEMORY_TOKENS = 512.0
 
 
 class ShareArrays(NamedTuple):
-    """Kept and asked tokens, and their ratio, by octave of load; of the ``watched`` [p] alone."""
+    """Kept and drafted tokens, and their ratio, by octave of load; of the ``watched`` [p] alone."""
 
     watched: NDArray[np.bool_]  # [p]
     kept: Float64Array  # [octave, p]
-    asked: Float64Array  # [octave, p]
+    drafted: Float64Array  # [octave, p]
     share: Float64Array  # [octave, p]
 
 
 @compiled_brief
 def note_kept(
-    shares: ShareArrays, octave: int, proposer: Int16Array, asked: Int16Array, kept: Int16Array
+    shares: ShareArrays, octave: int, proposer: Int16Array, drafted: Int16Array, kept: Int16Array
 ) -> None:
     """A step is over; all are [n]."""
-    kept_tokens, asked_tokens = shares.kept[octave], shares.asked[octave]
+    kept_tokens, drafted_tokens = shares.kept[octave], shares.drafted[octave]
     watched, share = shares.watched, shares.share[octave]
     for i in range(proposer.shape[0]):
         p = proposer[i]
-        if p >= 0 and watched[p] and asked[i] > 0:
-            keep = max(0.0, 1.0 - asked[i] / _MEMORY_TOKENS)
+        if p >= 0 and watched[p] and drafted[i] > 0:
+            keep = max(0.0, 1.0 - drafted[i] / _MEMORY_TOKENS)
             kept_tokens[p] = kept_tokens[p] * keep + kept[i]
-            asked_tokens[p] = asked_tokens[p] * keep + asked[i]
+            drafted_tokens[p] = drafted_tokens[p] * keep + drafted[i]
     for p in range(kept_tokens.shape[0]):
-        share[p] = kept_tokens[p] / asked_tokens[p]
+        share[p] = kept_tokens[p] / drafted_tokens[p]
 
 
 class KeptShare:
-    """Kept over asked tokens of each watched proposer, an octave of running requests apart.
+    """Kept over drafted tokens of each watched proposer, an octave of running requests apart.
 
     ``trim`` verifies only those drafts that turn out to be worth it: only they can be accepted, and
     only they cost a verification, while drafting is paid for all. Until something was seen, all.
@@ -57,10 +57,10 @@ class KeptShare:
 
     def state(self) -> Mapping[str, Any]:
         """Everything, as JSON."""
-        return {"kept": self.arrays.kept.tolist(), "asked": self.arrays.asked.tolist()}
+        return {"kept": self.arrays.kept.tolist(), "drafted": self.arrays.drafted.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved ``state``."""
         self.arrays.kept[:] = state["kept"]
-        self.arrays.asked[:] = state["asked"]
-        self.arrays.share[:] = self.arrays.kept / self.arrays.asked
+        self.arrays.drafted[:] = state["drafted"]
+        self.arrays.share[:] = self.arrays.kept / self.arrays.drafted

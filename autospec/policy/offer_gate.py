@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autospec.compiled import compiled_brief
+from autospec.policy.promise import ADVANTAGE, ALONE
 from autospec.records import Float64Array, Int16Array, Int64Array
 
 _WINDOW_STEPS = 128.0
@@ -22,14 +23,14 @@ _MAX_PAUSE_STEPS = 512
 class GateArrays(NamedTuple):
     """What is known of each proposer [p]; only the ``lookup`` ones are judged.
 
-    ``expected`` and ``realized`` are the last step's advantages, ``balance`` the running mean of
-    advantage minus cost in tokens per step, ``spread`` its mean square deviation, ``alone`` that of
-    the worth without the others, ``seen`` how much it was watched, ``pause`` the steps left of one.
+    ``realized`` is the last step's advantage, ``balance`` the running mean of advantage minus cost
+    in tokens per step, ``spread`` its mean square deviation, ``alone`` the running mean of the
+    worth without the others minus cost, of steps in which all offer: which one is the better is
+    told by these. ``seen`` is how much it was watched, ``pause`` the steps left of one.
     """
 
     lookup: NDArray[np.bool_]
     is_open: NDArray[np.bool_]
-    expected: Float64Array
     realized: Float64Array
     balance: Float64Array
     alone: Float64Array
@@ -40,23 +41,17 @@ class GateArrays(NamedTuple):
 
 
 @compiled_brief
-def expect_offers(gate: GateArrays, advantage: Float64Array, alone: Float64Array) -> None:
-    """A step was planned: ``advantage`` and worth ``alone`` [p] in expected tokens."""
-    for p in range(advantage.shape[0]):
-        gate.expected[p] = advantage[p]
-        gate.alone[p] += (alone[p] - gate.alone[p]) / _WINDOW_STEPS
-
-
-@compiled_brief
 def note_offers(
     gate: GateArrays,
     proposer: Int16Array,
     accepted: Int16Array,
     matched: Int16Array,
+    promised: Float64Array,
     seconds: Float64Array,
     tokens_per_second: float,
 ) -> bool:
-    """The step is over, which took each proposer its ``seconds`` [p]; True when one can be judged.
+    """The step is over, which took each proposer its ``seconds`` [p] and had ``promised`` [4, p];
+    True when a lookup can be judged.
 
     Realized are the tokens that a lookup brought beyond the best other one's offer for the row. The
     pauses go by.
@@ -72,11 +67,17 @@ def note_offers(
                 if q != p and lookup[q]:
                     other = max(other, matched[q, i])
             realized[p] += accepted[i] - other
+    all_offer = True
+    for p in range(lookup.shape[0]):
+        all_offer = all_offer and gate.is_open[p] == lookup[p]
+    rate = weight / _WINDOW_STEPS
     ripe = False
     for p in range(lookup.shape[0]):
         if gate.is_open[p]:
-            gain = min(gate.expected[p], realized[p]) - seconds[p] * tokens_per_second
-            rate = weight / _WINDOW_STEPS
+            cost = seconds[p] * tokens_per_second
+            gain = min(promised[ADVANTAGE, p], realized[p]) - cost
+            if all_offer:
+                gate.alone[p] += (promised[ALONE, p] - cost - gate.alone[p]) * rate
             gate.spread[p] += ((gain - gate.balance[p]) ** 2 - gate.spread[p]) * rate
             gate.balance[p] += (gain - gate.balance[p]) * rate
             gate.seen[p] += weight
@@ -87,7 +88,6 @@ def note_offers(
                 gate.is_open[p] = True
                 gate.seen[p] = _WINDOW_STEPS - _LOOK_STEPS
                 gate.balance[p] = 0.0
-                gate.alone[:] = 0.0  # which one is the better is told by steps that both offer in
     return ripe
 
 
@@ -107,16 +107,17 @@ class OfferGate:
     """
 
     def __init__(self, lookup: NDArray[np.bool_]) -> None:
-        values = np.zeros((6, len(lookup)))
+        values = np.zeros((5, len(lookup)))
         pauses = np.zeros((2, len(lookup)), dtype=np.int64)
         pauses[1] = _FIRST_PAUSE_STEPS
         self.arrays = GateArrays(lookup, lookup.copy(), *values, *pauses)
 
     def judge(self, requests: int) -> None:
-        """Pause one of the lookups that were watched for long enough and do not pay, if any.
+        """Pause one of the lookups that were watched for long enough, if any does not pay.
 
-        Of several it is the one that would be worth least alone: of two that propose the same,
-        the one whose confidence tells less of what will be accepted.
+        Of several it is never the one that is worth most alone, whichever does not pay beside the
+        others: of two that propose the same, the one goes whose confidence tells less of what will
+        be accepted, also where it was here first. The other one takes its place.
         """
         gate = self.arrays
         ripe = gate.is_open & (gate.seen >= _WINDOW_STEPS)
@@ -125,11 +126,21 @@ class OfferGate:
         variance = gate.spread * step_weight(requests) / (2.0 * _WINDOW_STEPS)
         failing = ripe & (gate.balance < (0.0 if is_alone else np.sqrt(variance)))
         gate.next_pause[ripe & ~failing] = _FIRST_PAUSE_STEPS
-        if failing.any():
-            worst = int(np.argmin(np.where(failing, gate.alone, np.inf)))
-            gate.is_open[worst] = False
-            gate.pause[worst] = gate.next_pause[worst]
-            gate.next_pause[worst] = min(_MAX_PAUSE_STEPS, 2 * gate.next_pause[worst])
+        if not failing.any():
+            return
+        best = int(np.argmax(np.where(gate.is_open, gate.alone, -np.inf)))
+        others = ripe & (np.arange(len(ripe)) != best)
+        losing = failing if is_alone else failing & others if (failing & others).any() else others
+        if losing.any():
+            self._pause(int(np.argmin(np.where(losing, gate.alone, np.inf))), best)
+
+    def _pause(self, worst: int, best: int) -> None:
+        """Pause one lookup; ``best`` brings what it brought."""
+        gate = self.arrays
+        gate.is_open[worst] = False
+        gate.pause[worst] = gate.next_pause[worst]
+        gate.next_pause[worst] = min(_MAX_PAUSE_STEPS, 2 * gate.next_pause[worst])
+        gate.balance[best] = max(gate.balance[best], gate.balance[worst])
 
     def end_pauses(self) -> None:
         """Look at every lookup again from the next step on."""

@@ -21,16 +21,17 @@ from autospec.cost.coefficients import (
     tokens_to_trust,
 )
 from autospec.cost.regression import CostArrays
+from autospec.cost.shapes import PADDED
 from autospec.policy.appended import (
     AppendedArrays,
-    expect_appended,
     fold_appended,
     note_appended,
     unfold_appended,
 )
 from autospec.policy.going_rate import RateArrays, knows_all, note_rate, tokens_per_second
 from autospec.policy.kept_share import ShareArrays, note_kept
-from autospec.policy.offer_gate import GateArrays, expect_offers, note_offers
+from autospec.policy.offer_gate import GateArrays, note_offers
+from autospec.policy.promise import ADVANTAGE, ALONE
 from autospec.records import Float32Array, Float64Array, Int16Array, Int32Array
 
 THROUGHPUT, LATENCY, SLO = range(3)
@@ -94,9 +95,10 @@ def decide_step(
     plain_seconds: float,
     urgency: float,
     most_tokens: float,
+    promised: Float64Array,
 ) -> None:
     """The allocation of a step of requests [n], as far as its price can be told by the
-    ``most_tokens`` that the engine has taken."""
+    ``most_tokens`` that the engine has taken. Fills ``promised`` [4, p]."""
     setting = Setting(memory.objective, octave, context_tokens, plain_seconds, urgency)
     hysteresis, catch_up_steps = memory.hysteresis, memory.catch_up_steps
     n, num_proposers, positions = hazards.shape
@@ -108,19 +110,23 @@ def decide_step(
     draft = memory.cost.draft
     best = memory.room.best
     rate = _allocate(memory, setting, hazards, limits, workloads, draft, share, True, hysteresis)
-    spare_tokens = tokens_to_trust(n, most_tokens) - n
-    if spare_tokens < n * positions and _sum(best.k, n) > spare_tokens:
-        _limit_evenly(limits, int(spare_tokens), memory.limits)
+    trusted = tokens_to_trust(n, most_tokens)
+    if trusted < n * (1 + positions) and _tokens(memory.cost, best.k, n) > trusted:
+        _limit_to(int(trusted), memory.cost.shape, limits, memory.limits)
         limits = memory.limits
         rate = _allocate(
             memory, setting, hazards, limits, workloads, draft, share, True, hysteresis
         )
     copy_depths(best.depth, memory.held_depth)
-    expect_offers(memory.gate, best.advantage, best.alone)
+    promised[:] = 0.0
+    promised[ADVANTAGE] = best.advantage
+    promised[ALONE] = best.alone
     if memory.has_appended and rate > 0.0:
         slopes = memory.cost.beta[SLOPES:CONTEXT]
-        unfold_appended(memory.appended, n, limits, slopes, draft, rate, best.proposer, best.k)
-        expect_appended(memory.appended, octave, n, best.proposer, best.k, memory.gross)
+        unfold_appended(
+            memory.appended, n, limits, slopes, draft, rate, memory.gross, best.proposer, best.k,
+            promised,
+        )  # fmt: skip
 
 
 @compiled_brief
@@ -147,9 +153,9 @@ def trim_step(
         memory, setting, hazards, limits, workloads, memory.free_drafts, memory.all_kept,
         False, 0.0,
     )  # fmt: skip
-    spare_tokens = tokens_to_trust(n, most_tokens) - n
-    if memory.has_appended and _sum(best.k, n) > spare_tokens:
-        _limit_evenly(limits, int(spare_tokens), memory.within)
+    trusted = tokens_to_trust(n, most_tokens)
+    if memory.has_appended and _tokens(memory.cost, best.k, n) > trusted:
+        _limit_to(int(trusted), memory.cost.shape, limits, memory.within)
         _allocate(
             memory, setting, hazards, memory.within, workloads, memory.free_drafts,
             memory.all_kept, False, 0.0,
@@ -157,12 +163,14 @@ def trim_step(
 
 
 @compiled_brief
-def _sum(k: Int16Array, n: int) -> int:
-    """Tokens of the first n requests."""
+def _tokens(cost: CostArrays, k: Int16Array, n: int) -> int:
+    """What the engine pays for where the first n requests verify ``k``, not rounded up."""
     total = 0
+    longest = 0
     for i in range(n):
         total += k[i]
-    return total
+        longest = max(longest, k[i])
+    return n * (1 + longest) if cost.shape == PADDED else n + total
 
 
 @compiled_brief
@@ -206,11 +214,30 @@ def _allocate(
     aim = Aim(base_value, is_latency, rate, share, memory.held_depth, hold)
     appended, room, gains = memory.appended, memory.room, memory.gains
     if is_ahead and rate > 0.0 and memory.has_appended:
-        fold_appended(appended, setting.octave, n, limits, gains, memory.gross, memory.within)
+        fold_appended(
+            appended, setting.octave, n, limits, gains, prices.slopes, draft, rate, memory.gross,
+            memory.within,
+        )  # fmt: skip
         solve(n, gains, memory.within, memory.stale, memory.lookup, prices, aim, room)
     else:
         solve(n, gains, limits, memory.stale, memory.lookup, prices, aim, room)
     return rate
+
+
+@compiled_brief
+def _limit_to(trusted: int, shape: int, limits: Int16Array, limited: Int16Array) -> None:
+    """Limits [p, n] under which a step pays for so many tokens at most.
+
+    A padded one has at least one draft token a request: else it would never be tried.
+    """
+    n = limits.shape[1]
+    if shape != PADDED:
+        _limit_evenly(limits, trusted - n, limited)
+        return
+    most = max(1, trusted // n - 1)
+    for i in range(n):
+        for p in range(limits.shape[0]):
+            limited[p, i] = min(limits[p, i], most)
 
 
 @compiled_brief
@@ -244,7 +271,7 @@ def learn_step(
     octave: int,
     workloads: Int32Array,
     proposer: Int16Array,
-    asked: Int16Array,
+    drafted: Int16Array,
     kept: Int16Array,
     verified: Int16Array,
     accepted: Int16Array,
@@ -254,18 +281,20 @@ def learn_step(
     plain_seconds: float,
     draft_seconds: Float64Array,
     has_draft_seconds: bool,
+    promised: Float64Array,
 ) -> int:
-    """Take note of what a step brought; ``plain_seconds`` is 0 where that is not known."""
-    if plain_seconds > 0.0:
+    """Take note of what a step brought, and of what it had ``promised`` [4, p]; ``plain_seconds``
+    is 0 where that is not known."""
+    if plain_seconds > 0.0 and step_seconds > 0.0:
         if not knows_all(memory.rate, workloads):
             return NEW_WORKLOAD
         plain_steps = min(step_seconds / plain_seconds, _MOST_PLAIN_STEPS)
         note_rate(memory.rate, octave, workloads, committed, plain_steps)
     if memory.has_appended:
-        note_appended(memory.appended, octave, proposer, verified, accepted)
-    note_kept(memory.kept, octave, proposer, asked, kept)
+        note_appended(memory.appended, octave, proposer, verified, accepted, promised)
+    note_kept(memory.kept, octave, proposer, drafted, kept)
     if has_draft_seconds and step_seconds > 0.0:
         rate = committed.sum() / step_seconds
-        if note_offers(memory.gate, proposer, accepted, matched, draft_seconds, rate):
+        if note_offers(memory.gate, proposer, accepted, matched, promised, draft_seconds, rate):
             return GATE_IS_RIPE
     return LEARNED

@@ -10,6 +10,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from autospec.errors import CorruptProfile, ProfileError, ProfileMismatch
@@ -119,6 +120,8 @@ def _merged_into(
 ) -> Profile:
     try:
         saved.require(delta.identity, delta.acceptance_layout, delta.cost_layout)
+        if delta.outdates_cost:
+            saved = replace(saved, cost={})
         return merge(saved, delta, half_life_days)
     except ProfileMismatch as error:
         raise ProfileMismatch(f"{path}: {error}; save to another path") from None

@@ -64,7 +64,9 @@ class Profile:
     ``acceptance_layout`` and ``cost_layout`` name the meaning of the arrays ("acceptance/1"), so
     that a later AutoSpec with other estimators refuses them rather than misreads them.
     ``cost`` is by engine part. ``provenance`` lists where the statistics come from. ``tuned`` is
-    what ``autospec tune`` found, None in a profile that was learned while serving alone.
+    what ``autospec tune`` found, None in a profile that was learned while serving alone. One that
+    ``outdates_cost`` was learned after all steps had changed: added to a file, it takes the place
+    of what that says of cost.
     """
 
     identity: Identity
@@ -75,6 +77,7 @@ class Profile:
     provenance: tuple[str, ...]
     updated: float
     tuned: Tuning | None = None
+    outdates_cost: bool = False
 
     def require(self, identity: Identity, acceptance_layout: str, cost_layout: str) -> None:
         """Raise ProfileMismatch unless this was learned on ``identity`` with these layouts."""

@@ -142,6 +142,7 @@ def note_arms(
     if abs(octave - clocks.home[0]) >= _FAR_OCTAVES:
         clocks.home[0] = octave
         wait[:] = clocks.first
+        rest[:] = 0.0  # prices of another load
     if is_plain:
         plain_idle[octave] = 0
         if is_probe:

@@ -10,6 +10,7 @@ from autospec.acceptance.shared_heads import shared_heads
 from autospec.cost.coefficients import DEPTH
 from autospec.cost.step_cost import StepCost
 from autospec.policy.base import Decision, Policy, View, plain
+from autospec.policy.promise import APPENDED
 from autospec.rails.probe import DRAFTS, PLAIN, ProbeClocks
 
 _MODEL_K = 3
@@ -84,7 +85,10 @@ class Probing:
             k[rows] = _PARALLEL_K
         k[rows] = np.minimum(k[rows], limits[rows])
         k[kin] = np.minimum(k[kin], self._head_k[model] or limits[kin])
-        return Decision(proposer, k, "probe")
+        promised = None if decision.promised is None else decision.promised.copy()
+        if promised is not None:
+            promised[APPENDED] = 0.0  # which is cut
+        return Decision(proposer, k, "probe", promised=promised)
 
     def _depth(self, view: View, model: int) -> int:
         """The most that a probe may draft, to tell what a depth costs; a dear model drafts less."""

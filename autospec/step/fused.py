@@ -60,7 +60,7 @@ def plan_fused(
     arrays, best = step.arrays, program.room.best
     decide_step(
         program, arrays.hazards, arrays.limits, arrays.stale, arrays.workloads, octave, context,
-        plain_seconds, 0.0, most_tokens,
+        plain_seconds, 0.0, most_tokens, arrays.promised,
     )  # fmt: skip
     expected, verified, switches, seconds, has_models = bound_decision(
         step, best.proposer, best.k, context, plain_seconds, False, has_clocks, True, proposer, k,
@@ -112,9 +112,9 @@ def observe_fused(
     _, _, _, matched, draft_seconds, seconds, plain_seconds = observed[:7]
     arrays = step.arrays
     learned = learn_step(
-        program, arrays.octave, arrays.workloads, arrays.proposer, arrays.asked, arrays.kept,
+        program, arrays.octave, arrays.workloads, arrays.proposer, arrays.drafted, arrays.kept,
         arrays.verified, arrays.accepted, arrays.committed, matched, seconds, plain_seconds,
-        draft_seconds, is_told_apart,
+        draft_seconds, is_told_apart, arrays.promised,
     )  # fmt: skip
     return paid, drifts, surprised, is_loss, is_told_apart, is_cheap, learned
 

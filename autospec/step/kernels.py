@@ -406,13 +406,14 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool
     model = standing.cost
     n = handles.shape[0]
     paid = tokens_to_pay(model.shape, model.captured, n, total_verified, longest)
+    predicted = forward_seconds(model.beta, paid, n, context_tokens, total_verified > 0, KNOTS)
+    predicted += drafting_seconds(
+        model.beta, model.models, arrays.depth, arrays.draft_tokens, arrays.catch_up
+    )
     surprised = False
     is_cheap = False
     if teaches_seconds:
-        if is_probe and not has_models:
-            is_cheap = seconds < CHEAP * forward_seconds(
-                model.beta, paid, n, context_tokens, total_verified > 0, KNOTS
-            )
+        is_cheap = is_probe and not has_models and seconds < CHEAP * predicted
         surprised = learn_seconds(
             model, paid, n, context_tokens, total_verified > 0, arrays.depth,
             arrays.draft_tokens, arrays.catch_up, seconds, draft_seconds, is_told_apart,
@@ -427,8 +428,7 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool
     if has_guard:
         note_held(watch.guard, arrays.octave)
     if is_timed and plain_seconds > 0.0:
-        plain = n / plain_seconds * seconds
-        note_worth(watch.worth, total, plain)
+        plain = note_worth(watch.worth, total, n / plain_seconds, seconds, predicted)
         if has_guard and is_speculative and total_verified > 0:
             is_loss = note_speculative(watch.guard, arrays.octave, total, plain)
     return paid, drifts, surprised, is_loss, is_told_apart, is_cheap

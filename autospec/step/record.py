@@ -13,6 +13,7 @@ from autospec.compiled import by_reference
 from autospec.cost.regression import CostArrays
 from autospec.octave import octave_of
 from autospec.policy.base import NO_ARM, View
+from autospec.policy.promise import NUM_PROMISES
 from autospec.rails.guard import GuardArrays
 from autospec.rails.probe import ClockArrays
 from autospec.records import (
@@ -61,7 +62,7 @@ class StepArrays(NamedTuple):
     ``draft_models``, have names of their own and are filled for what these drafted. ``kept`` is
     what ``trim`` leaves of the ``drafted``, also where a probe verifies them all; ``worth`` and
     ``right`` are what would have been verified and accepted of those. ``depth``, ``draft_tokens``
-    and ``catch_up`` sum up the models' work.
+    and ``catch_up`` sum up the models' work; ``promised`` is what the policy expects of the drafts.
     """
 
     octave: int
@@ -93,10 +94,11 @@ class StepArrays(NamedTuple):
     depth: Float64Array  # [p]
     draft_tokens: Float64Array  # [p]
     catch_up: Float64Array  # [p]
+    promised: Float64Array  # [4, p]
 
 
 class Watch(NamedTuple):
-    """What watches over steps: probe clocks, the guard, and sums of the measured speedup [2]."""
+    """What watches over steps: probe clocks, the guard, and sums of the measured speedup [4]."""
 
     clocks: ClockArrays
     guard: GuardArrays
@@ -205,6 +207,7 @@ class StepRecord:
             depth=models[0],
             draft_tokens=models[1],
             catch_up=models[2],
+            promised=np.zeros((NUM_PROMISES, p)),
         )
         self._arrays = by_reference(self.arrays)
 

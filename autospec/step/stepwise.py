@@ -56,6 +56,7 @@ class Stepwise:
         if decision is None:
             decision = self._policy.decide(view)
         record.arm = decision.arm
+        arrays.promised[:] = 0.0 if decision.promised is None else decision.promised
         expected, verified, switches, predicted, has_models = bound_decision(
             record.reference, decision.proposer, decision.k, context_tokens, plain_seconds,
             decision.mode == "probe", self._rails.probes is not None,

@@ -108,9 +108,9 @@ def warm_up(
         policy.trim(view, Decision(proposer, k), arrays.draft_hazards)
         policy.learn(
             Outcome(
-                n, arrays.workloads, proposer, k, arrays.kept, arrays.verified, arrays.accepted,
+                n, arrays.workloads, proposer, k, k, arrays.kept, arrays.verified, arrays.accepted,
                 arrays.committed, arrays.unmatched, arrays.offer_lengths, 1.0, np.zeros(p), 1.0,
-                False, handles,
+                False, handles, arrays.promised,
             )
         )  # fmt: skip
     return fused

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autospec.records import ProposerInfo, StepResult
+from autospec.records import BatchState, ProposerInfo, StepResult
 from tests.controller.serving import CHEAP_TOKENS, DEAR_TOKENS, serve, state_of
 from tests.simulated_engine import ENGINE, Drafter, linear_seconds, lookup, model
 
@@ -252,8 +252,42 @@ def test_what_is_appended_waits_until_the_rate_of_a_workload_is_known() -> None:
     engine.run(120)
     engine.finish(8)
     engine.start(8, workload="b")
-    price = engine.controller.policy._appended.arrays.price.copy()  # type: ignore[attr-defined]
+    appended = engine.controller.policy._appended  # type: ignore[attr-defined]
+    learned = np.array(appended.state()["expected"])
     plan, _ = engine.step()
     assert plan.mode != "fallback"
     assert int(plan.k.max()) < 16
-    assert engine.controller.policy._appended.arrays.price.tolist() == price.tolist()  # type: ignore[attr-defined]
+    assert (appended.state()["expected"] <= learned).all()
+
+
+def test_a_padded_engine_is_asked_for_little_more_than_it_has_taken() -> None:
+    engine = serve(
+        [lookup(hazard=0.95, max_k=12)], requests=64, engine=replace(ENGINE, shape="padded")
+    )
+    most = 0
+    for _ in range(40):
+        plan, _ = engine.step()
+        paid = 64 * (1 + int(plan.verify.max()))
+        assert paid <= max(2 * 64, 1.5 * most)
+        most = max(most, paid)
+    assert most >= 64 * 8
+
+
+def test_a_step_is_held_to_its_own_promise() -> None:
+    """The lookup drafts in every other step; each is over only when the next one is planned."""
+    engine = serve([lookup(hazard=1.0)], requests=1, reports_drafting=True)
+    controller = engine.controller
+    engine.run(40)
+    handles, context = np.array(engine.handles), np.array([100], dtype=np.int32)
+    sure = np.full((1, 1, 8), 0.5, dtype=np.float32)
+    under_way: Any = None
+    for n in range(600):
+        offered = np.array([[8 if n % 2 else 0]], dtype=np.int16)
+        plan = controller.plan(BatchState(handles, context, offered, sure))
+        if under_way is not None:
+            k = under_way.k
+            seconds, drafting = CHEAP_TOKENS(1, int(k.sum())) + 0.0005, np.array([0.0005])
+            controller.observe(under_way, StepResult(k, k, k + 1, seconds, drafting))
+        under_way = plan
+    assert controller.policy.gate is not None
+    assert controller.policy.gate.arrays.balance[0] > 2.0

@@ -336,3 +336,45 @@ def test_a_dozen_lines_are_a_server_loop() -> None:
         controller.finish(handle)
     controller.close()
     assert plan.k.tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.6])
+def test_plain_decoding_is_as_fast_as_plain_decoding_however_unsteady(noise: float) -> None:
+    """A prediction is of the usual step; the mean of steps that are held up at times is longer."""
+    engine = serve([lookup(hazard=0.9)], yaml="policy: {name: 'off'}", requests=4, noise=noise)
+    engine.run(3000)
+    assert engine.controller.measured_speedup == pytest.approx(1.0, abs=0.05)
+
+
+def test_steps_that_are_held_up_do_not_turn_speculation_off() -> None:
+    rng = np.random.default_rng(1)
+
+    def seconds(requests: int, verified: int) -> float:
+        return CHEAP_TOKENS(requests, verified) + (0.06 if rng.random() < 0.05 else 0.0)
+
+    engine = serve([lookup(hazard=0.3)], seconds, requests=4)
+    engine.run(3000)
+    assert modes(engine).get("guard", 0) == 0
+    assert engine.controller.measured_speedup == pytest.approx(1.2, abs=0.15)
+
+
+def test_what_an_earlier_save_says_of_cost_is_outdated_by_a_jump(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    engine = serve([lookup(hazard=0.8)], requests=4)
+    engine.run(400)
+    engine.controller.save(path)
+    acceptance = load_profile(path).workloads
+    engine.seconds = lambda requests, verified: 10.0 * CHEAP_TOKENS(requests, verified)
+    engine.run(400)
+    engine.controller.save(path)
+    warm = Controller(
+        load_settings("default"),
+        [lookup(hazard=0.8).info],
+        ENGINE,
+        profile=load_profile(path),
+        wall_clock=engine.clock,
+    )
+    now = engine.controller.cost.plain_seconds(4, 400)
+    assert now == pytest.approx(10.0 * CHEAP_TOKENS(4, 0), rel=0.2)
+    assert warm.cost.plain_seconds(4, 400) == pytest.approx(now, rel=0.1)
+    assert load_profile(path).workloads.keys() == acceptance.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,9 @@ def test_unusable_times_are_survived(garbage: float, faults: Callable[[], list[s
     assert engine.controller.cost.plain_seconds(2, 200) == pytest.approx(0.032, rel=0.2)
     assert before == pytest.approx(0.032, rel=0.5)
     assert not faults()
+    known = json.dumps(engine.controller.policy.state())
+    assert "NaN" not in known
+    assert "Infinity" not in known
 
 
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, 0.0, -1.0])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autospec.cost.coefficients import KNOTS, token_seconds, tokens_to_trust
+from autospec.cost.pace import present_pace
 from autospec.cost.shapes import paid_tokens, round_up
 from autospec.cost.step_cost import StepCost, StepLoad
 from autospec.records import EngineInfo, Float64Array, ProposerInfo, Shape
@@ -348,6 +349,20 @@ def test_saved_statistics_predict_like_the_live_model() -> None:
     for n, verified in [(1, 0), (4, 8), (16, 32)]:
         step = load(n, verified, context=250 * n)
         assert loaded.predict(step) == pytest.approx(live.predict(step), rel=0.03)
+
+
+def test_after_a_jump_the_new_times_are_saved() -> None:
+    live = make_cost()
+    serve(live, linear, 400)
+    serve(live, lambda step: 10.0 * linear(step), 400, seed=1)
+    step = load(4, 8, context=1000)
+    assert live.predict(step) == pytest.approx(10.0 * linear(step), rel=0.1)
+    assert live.has_jumped
+    loaded = make_cost()
+    loaded.load(live.take_fresh())
+    pace = present_pace(live.arrays.pace)  # is the machine's of now, and not saved
+    assert loaded.predict(step) == pytest.approx(live.predict(step) / pace, rel=0.03)
+    assert not live.has_jumped
 
 
 def test_statistics_are_additive() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from autospec.cost.step_cost import StepCost
 from autospec.policy import make_policy
 from autospec.policy.base import Decision, Outcome, Policy, PolicyOptions, View
+from autospec.policy.promise import NUM_PROMISES
 from autospec.records import NO_PROPOSER, EngineInfo, ProposerInfo
 
 PROPOSERS = (
@@ -69,6 +70,8 @@ def outcome(
     matched: Sequence[Sequence[int]] | None = None,
     has_prefill: bool = False,
     arm: int | None = None,
+    plain_seconds: float = 0.0,
+    draft_seconds: Sequence[float] | None = None,
 ) -> Outcome:
     """What ``decision`` brought: everything drafted was verified, ``accepted`` [n] of it kept."""
     n, p = len(decision.k), len(PROPOSERS)
@@ -79,6 +82,7 @@ def outcome(
         workloads=np.ones(n, dtype=np.int32),
         proposer=decision.proposer,
         asked=decision.k,
+        drafted=decision.k,
         kept=decision.k,
         verified=decision.k,
         accepted=kept,
@@ -86,10 +90,13 @@ def outcome(
         matched=same.astype(np.int16),
         offer_lengths=np.where(same >= 0, 8, 0).astype(np.int16),
         step_seconds=seconds,
-        draft_seconds=None,
-        plain_seconds=0.0,
+        draft_seconds=None if draft_seconds is None else np.array(draft_seconds),
+        plain_seconds=plain_seconds,
         has_prefill=has_prefill,
         handles=np.arange(1, n + 1) if handles is None else np.array(handles, dtype=np.int64),
+        promised=np.zeros((NUM_PROMISES, p))
+        if decision.promised is None
+        else decision.promised.copy(),
         arm=decision.arm if arm is None else arm,
     )
 

@@ -160,7 +160,12 @@ def test_step_times_that_mean_nothing_do_no_harm(name: str, seconds: float) -> N
     rng = np.random.default_rng(9)
     for now in steps(10, 30):
         decision, _ = bring(policy, now, rng)
-        policy.learn(outcome(decision, seconds=seconds, handles=now.handles.tolist()))
+        policy.learn(
+            outcome(
+                decision, seconds=seconds, handles=now.handles.tolist(), plain_seconds=1.0,
+                draft_seconds=[0.0] * len(PROPOSERS),
+            )
+        )  # fmt: skip
     if not math.isfinite(seconds) or seconds <= 0.0:
         assert "NaN" not in json.dumps(policy.state())
         assert "Infinity" not in json.dumps(policy.state())

@@ -25,22 +25,22 @@ def at(shares: KeptShare, requests: int) -> Float64Array:
     return found
 
 
-def note(shares: KeptShare, proposer: Int16Array, asked: Int16Array, kept: Int16Array) -> None:
-    note_kept(shares.arrays, octave_of(len(proposer)), proposer, asked, kept)
+def note(shares: KeptShare, proposer: Int16Array, drafted: Int16Array, kept: Int16Array) -> None:
+    note_kept(shares.arrays, octave_of(len(proposer)), proposer, drafted, kept)
 
 
 def test_all_is_kept_until_something_was_seen() -> None:
     assert at(watch(), 1).tolist() == [1.0, 1.0]
 
 
-def test_the_share_is_verified_over_asked() -> None:
+def test_the_share_is_kept_over_drafted() -> None:
     shares = watch()
     note(shares, int16(MODEL, MODEL, -1), int16(4, 4, 0), int16(4, 0, 0))
     # 16 tokens were assumed kept of 16; each row fades them by 4 / 512 before it is added.
     keep = 1.0 - 4.0 / 512.0
     kept = (16.0 * keep + 4.0) * keep
-    asked = (16.0 * keep + 4.0) * keep + 4.0
-    assert at(shares, 3)[MODEL] == pytest.approx(kept / asked)
+    drafted = (16.0 * keep + 4.0) * keep + 4.0
+    assert at(shares, 3)[MODEL] == pytest.approx(kept / drafted)
 
 
 def test_it_settles_where_it_should() -> None:

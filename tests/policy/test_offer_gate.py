@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 
-from autospec.policy.offer_gate import OfferGate, expect_offers, note_offers
+from autospec.policy.offer_gate import OfferGate, note_offers
+from autospec.policy.promise import ADVANTAGE, ALONE, NUM_PROMISES
 from autospec.records import Float64Array, Int16Array
 
 LOOKUPS = np.array([True, True, False])  # two lookups and a model
+
+
+def promise(
+    advantage: Sequence[float] | Float64Array, alone: Sequence[float] | Float64Array
+) -> Float64Array:
+    promised = np.zeros((NUM_PROMISES, len(advantage)))
+    promised[ADVANTAGE], promised[ALONE] = advantage, alone
+    return promised
 
 
 def step(
@@ -23,7 +33,6 @@ def step(
     is_open = gate.arrays.is_open.copy()
     if proposer >= 0 and not is_open[proposer]:
         proposer, accepted, expected = -1, [0], [0.0, 0.0, 0.0]
-    expect_offers(gate.arrays, np.array(expected), np.array(expected))
     matches = np.full((3, 1), -1, dtype=np.int16)
     matches[:2, 0] = [0, 0] if matched is None else matched
     matches[:, 0] = np.where(is_open, matches[:, 0], -1)
@@ -32,6 +41,7 @@ def step(
         np.array([proposer], dtype=np.int16),
         np.array(accepted, dtype=np.int16),
         matches,
+        promise(expected, expected),
         np.where(is_open, cost, 0.0),
     )
 
@@ -41,10 +51,11 @@ def note(
     proposer: Int16Array,
     accepted: Int16Array,
     matched: Int16Array,
+    promised: Float64Array,
     cost: Float64Array,
 ) -> None:
     """The step is over; ``cost`` [p] is each proposer's time in tokens."""
-    if note_offers(gate.arrays, proposer, accepted, matched, cost, 1.0):
+    if note_offers(gate.arrays, proposer, accepted, matched, promised, cost, 1.0):
         gate.judge(len(proposer))
 
 
@@ -127,12 +138,12 @@ def test_many_requests_tell_sooner() -> None:
         gate = OfferGate(LOOKUPS)
         steps = 0
         while gate.arrays.is_open[0] and steps < 200:
-            expect_offers(gate.arrays, np.zeros(3), np.zeros(3))
             note(
                 gate,
                 np.full(rows, -1, dtype=np.int16),
                 np.zeros(rows, dtype=np.int16),
                 np.full((3, rows), -1, dtype=np.int16),
+                promise([0.0] * 3, [0.0] * 3),
                 np.array([0.5, 0.0, 0.0]),
             )
             steps += 1
@@ -156,12 +167,12 @@ def test_of_two_that_draft_alike_the_one_that_knows_less_is_paused() -> None:
     """Both bring the same; the second one's confidence is worth more alone."""
     gate = OfferGate(LOOKUPS)
     for _ in range(400):
-        expect_offers(gate.arrays, np.array([0.2, 0.2, 0.0]), np.array([1.0, 1.5, 0.0]))
         note(
             gate,
             np.array([0, 1], dtype=np.int16),
             np.array([2, 2], dtype=np.int16),
             np.array([[2, 2], [2, 2], [-1, -1]], dtype=np.int16),
+            promise([0.2, 0.2, 0.0], [1.0, 1.5, 0.0]),
             np.array([0.1, 0.1, 0.0]),
         )
         if not gate.arrays.is_open[:2].all():
@@ -178,15 +189,41 @@ def test_the_better_of_two_takes_over_although_the_other_was_luckier_at_first() 
         alone = np.array([0.11 if n < 1200 else 0.2, 0.13, 0.0])
         alone[:2] *= is_open
         advantage = np.array([0.0, 0.0, 0.0]) if is_open.all() else alone
-        expect_offers(gate.arrays, advantage, alone)
         matched = np.where(is_open, 2, -1)
         note(
             gate,
             np.array([int(np.argmax(is_open))], dtype=np.int16),
             np.array([2], dtype=np.int16),
             np.array([[matched[0]], [matched[1]], [-1]], dtype=np.int16),
+            promise(advantage, alone),
             np.array([0.1, 0.1, 0.0]) * gate.arrays.is_open,
         )
         last.append(gate.arrays.is_open[:2].tolist())
     assert last[130] == [False, True]
     assert np.mean([each[0] for each in last[3000:]]) > 0.9
+
+
+def test_what_was_here_first_does_not_stay_for_what_it_brought_alone() -> None:
+    """The second lookup is worth more, and everything the first one brings it would bring too."""
+    gate = OfferGate(LOOKUPS)
+    arrays = gate.arrays
+    arrays.is_open[1], arrays.pause[1] = False, 64  # it had bad luck once
+    count = np.zeros(2)
+    for n in range(6000):
+        is_open = arrays.is_open[:2]
+        alone = np.array([1.0, 1.5, 0.0]) * arrays.is_open
+        chosen = int(np.argmax(alone))
+        advantage = np.zeros(3)
+        advantage[chosen] = 0.5 if is_open.all() else alone[chosen]
+        matched = np.where(is_open, 2, -1)
+        note(
+            gate,
+            np.array([chosen], dtype=np.int16),
+            np.array([2], dtype=np.int16),
+            np.array([[matched[0]], [matched[1]], [-1]], dtype=np.int16),
+            promise(advantage, alone),
+            np.array([0.1, 0.1, 0.0]) * arrays.is_open,
+        )
+        count += is_open * (n >= 1000)
+    assert count[1] == 5000
+    assert count[0] < 1500

@@ -126,6 +126,17 @@ def test_another_load_starts_the_models_anew() -> None:
     assert clocks.due(1, [MODEL]) == MODEL
 
 
+def test_at_another_load_a_dear_model_has_another_price() -> None:
+    clocks = Clocks([MODEL], first_steps=4, backoff=2.0, max_steps=10_000)
+    run(clocks, 10, [PLAIN], requests=64)
+    clocks.note(64, [MODEL], True, price=20.0)
+    for _ in range(100):
+        clocks.note(64, [PLAIN], probe=False)
+    assert clocks.due(64, [MODEL]) is None
+    clocks.note(1, [PLAIN], probe=False)
+    assert clocks.due(1, [MODEL]) == MODEL
+
+
 def test_drafts_of_anybody_are_tried_while_nobody_drafts() -> None:
     clocks = Clocks([MODEL], 4, 2.0, 64)
     tried = []
