@@ -17,7 +17,13 @@ def replay(
     traces: Annotated[
         list[Path], typer.Argument(metavar="TRACE.jsonl...", help="Recorded traces.")
     ],
-    cost: Annotated[Path, typer.Option(metavar="FILE", help="Step times of an engine, YAML.")],
+    cost: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Step times of an engine, YAML; autospec/replay/cost_file.py has an example.",
+        ),
+    ],
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -27,17 +33,26 @@ def replay(
     concurrency: Annotated[
         str | None,
         typer.Option(
-            help="Running requests of closed loops.", show_default="1,8,32,128 without --rate"
+            help="Running requests of closed loops, at most as many as are replayed.",
+            show_default="those of 1,8,32,128, without --rate",
         ),
     ] = None,
     requests: Annotated[
         int | None, typer.Option(min=1, help="Only so many requests, of the shuffled traces.")
     ] = None,
     arrivals: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Arrivals for an open loop.")
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="Arrivals for an open loop, with --rate; the header is "
+            "TIMESTAMP,ContextTokens,GeneratedTokens.",
+        ),
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(help="Requests per second that arrive, a comma separated list.")
+        str | None,
+        typer.Option(
+            help="Requests per second that arrive, a comma separated list; needs --arrivals."
+        ),
     ] = None,
     max_running: Annotated[
         int, typer.Option(min=1, help="Most requests at once, open loop.")
@@ -49,7 +64,12 @@ def replay(
         float | None, typer.Option(min=0.001, help="Target per output token, open loop.")
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Every run starts from this profile.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Every run starts from this profile of replays (--save-profile, tune --engine "
+            "replay); a server's does not fit.",
+        ),
     ] = None,
     save_profile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Add to it what the runs learned.")
@@ -67,21 +87,14 @@ def replay(
     """Replay recorded traces under any policy, without a GPU."""
     from rich.console import Console
 
-    from autospec.replay.report import (
-        DEFAULT_CONCURRENCY,
-        parse_concurrency,
-        parse_rates,
-        run_replay,
-    )
+    from autospec.replay.report import parse_concurrency, parse_rates, run_replay
     from autospec.replay.tasks import ReplayOptions
 
-    if concurrency is None and rate is None:
-        concurrency = DEFAULT_CONCURRENCY
     options = ReplayOptions(
         traces=tuple(traces),
         cost=cost,
         policies=tuple(dict.fromkeys(policy or ["default"])),
-        concurrency=() if concurrency is None else parse_concurrency(concurrency),
+        concurrency=None if concurrency is None else parse_concurrency(concurrency),
         requests=requests,
         arrivals=arrivals,
         rates=() if rate is None else parse_rates(rate),
