@@ -17,13 +17,7 @@ def replay(
     traces: Annotated[
         list[Path], typer.Argument(metavar="TRACE.jsonl...", help="Recorded traces.")
     ],
-    cost: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="Step times of an engine, YAML; autospec/replay/cost_file.py has an example.",
-        ),
-    ],
+    cost: Annotated[Path, typer.Option(metavar="FILE", help="Step times of an engine, YAML.")],
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,11 +36,7 @@ def replay(
     ] = None,
     arrivals: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.csv",
-            help="Arrivals for an open loop, with --rate; the header is "
-            "TIMESTAMP,ContextTokens,GeneratedTokens.",
-        ),
+        typer.Option(metavar="FILE.csv", help="Arrivals for an open loop; needs --rate."),
     ] = None,
     rate: Annotated[
         str | None,
@@ -84,7 +74,11 @@ def replay(
     report: ReportPath = None,
     seed: Seed = 0,
 ) -> None:
-    """Replay recorded traces under any policy, without a GPU."""
+    """Replay recorded traces under any policy, without a GPU.
+
+    What a cost file says is in the commented example in autospec/replay/cost_file.py. An open loop
+    needs both --arrivals and --rate; the CSV begins with TIMESTAMP,ContextTokens,GeneratedTokens.
+    """
     from rich.console import Console
 
     from autospec.replay.report import parse_concurrency, parse_rates, run_replay

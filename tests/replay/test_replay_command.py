@@ -179,6 +179,17 @@ def test_command_refuses_wrong_options(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_help_says_what_arrivals_and_cost_files_are(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, files, "--help") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "needs both --arrivals and --rate" in said
+    assert "TIMESTAMP,ContextTokens,GeneratedTokens" in said
+    assert "autospec/replay/cost_file.py" in said
+    assert (Path(cli.__file__).parents[1] / "replay" / "cost_file.py").is_file()
+
+
 def test_command_names_the_line_of_a_broken_trace(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
