@@ -162,6 +162,8 @@ def cost_section(
         if run.error_steps:
             off = percent(run.error_sum / run.error_steps)
             note += f" On average a step took {off} more or less than told."
+        if run.tells_prefill and run.odd_steps:
+            note += f" {count(run.odd_steps)} steps that prefilled as well are left out."
         found.append((run.name, costs_of_journal(run.points), note))
     for profile in profiles:
         if profile.cost is not None:
