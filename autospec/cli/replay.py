@@ -27,8 +27,8 @@ def replay(
     concurrency: Annotated[
         str | None,
         typer.Option(
-            help="Running requests of closed loops, at most as many as are replayed.",
-            show_default="those of 1,8,32,128, without --rate",
+            help="Running requests of closed loops, no more than are replayed.",
+            show_default="1,8,32,128 without --rate",
         ),
     ] = None,
     requests: Annotated[

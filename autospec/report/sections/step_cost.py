@@ -11,10 +11,11 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from autospec.octave import octave_of
+from autospec.profile.fitted_cost import CostCell, CostFit
 from autospec.report.drawing import Sheet
 from autospec.report.page import Chart, DataTable, Section, chart
 from autospec.report.readers.journal_run import JournalRun, StepPoint
-from autospec.report.readers.profile_counts import CostCell, CostFit, ProfileCounts
+from autospec.report.readers.profile_counts import ProfileCounts
 from autospec.report.readers.tune_run import SurfacePoint, TuneRun
 from autospec.report.sections.scales import fixed
 from autospec.report.theme import SCALE, Key, paint
