@@ -16,6 +16,7 @@ from typing import Any, cast
 from autospec.errors import InputError
 
 DEFAULT_WORKLOAD = "default"
+"""The workload of prompts for which a file names none."""
 
 _TEXTS = ("prompt", "turns", "messages")
 _ROLES = ("system", "user", "assistant")
@@ -38,6 +39,11 @@ class Prompt:
     messages: tuple[Message, ...]
     max_tokens: int | None = None
     temperature: float = 0.0
+
+    @property
+    def label(self) -> str | None:
+        """The workload as a caller would name it: None where the file names none."""
+        return None if self.workload == DEFAULT_WORKLOAD else self.workload
 
     @property
     def text(self) -> str:

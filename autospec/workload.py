@@ -207,11 +207,6 @@ class Workloads:
                 return self._index[rule.label]
         return self._index[automatic_label(request_features(request))]
 
-    def label(self, request: Request) -> str:
-        """The request's label; see ``index``."""
-        index = self.index(request)  # first: it may append a label
-        return self.labels[index]
-
     def _caller_index(self, label: str) -> int:
         known = self._index.get(label)
         if known is not None:

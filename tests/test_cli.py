@@ -162,9 +162,23 @@ def test_profile_diff(command: Command, saved: Path) -> None:
 
 
 def test_profile_merge(command: Command, saved: Path) -> None:
-    out = saved.parent / "merged.json"
-    assert command("profile", "merge", saved, saved, saved, "--out", out) == 0
+    out, files = saved.parent / "merged.json", [saved]
+    for name in ("second.json", "third.json"):
+        files.append(saved.with_name(name))
+        save_profile(files[-1], make_profile())
+    assert command("profile", "merge", *files, "--out", out) == 0
     assert load_profile(out).workloads["chat"].requests == 36.0
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_profile_merge_takes_no_file_twice(command: Command, saved: Path, is_link: bool) -> None:
+    out, again = saved.parent / "merged.json", saved
+    if is_link:
+        again = saved.with_name("link.json")
+        again.symlink_to(saved)
+    assert command("profile", "merge", saved, again, "--out", out) == 2
+    assert f"{again}: is the same file as {saved}; added to itself" in command.err
+    assert not out.exists()
 
 
 def test_profile_merge_names_what_differs(command: Command, saved: Path) -> None:

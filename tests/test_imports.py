@@ -43,7 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "json_file",
         "replay.latency",
     ),
-    ("profile.json_form", "journal"),
+    ("profile.json_form", "journal", "replay.recorded"),
     (
         "profile",
         "rails.guard",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autospec.cli.app import app
-from autospec.errors import ProfileMismatch
+from autospec.errors import ProfileError, ProfileMismatch
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from autospec.profile.fitted_cost import LoadTimes
     from autospec.profile.learned import Profile, Statistics
     from autospec.profile.tuned import Tuning
 
@@ -50,13 +54,29 @@ def profile_show(file: ProfileFile) -> None:
             first = (label, f"{workload.requests:g}") if row == 0 else ("", "")
             table.add_row(*first, proposer, *_acceptance(statistics))
     console.print(table)
-    table = Table("cost of", "sums")
-    for part, statistics in profile.cost.items():
-        table.add_row(part, _totals(statistics))
-    console.print(table)
+    _show_times(console, file, profile)
     if profile.tuned is not None:
         for line in _tuned(profile.tuned):
             console.print(line, markup=False)
+
+
+def _show_times(console: Console, file: Path, profile: Profile) -> None:
+    from rich.table import Table
+
+    try:
+        times = _load_times(file, profile)
+    except ProfileError as error:
+        console.print(f"step cost: cannot be shown: {error}", markup=False)
+        return
+    if not times:
+        console.print("step cost: too few steps were counted")
+        return
+    rows = [_times(each) for each in times]
+    table = Table("running", *rows[0])
+    for each, row in zip(times, rows, strict=True):
+        table.add_row(str(each.requests), *row.values())
+    console.print(table)
+    console.print("beyond the plain step: with a draft of so many tokens for each request")
 
 
 def _tuned(tuned: Tuning) -> Iterator[str]:
@@ -92,7 +112,8 @@ def profile_diff(first: ProfileFile, second: ProfileFile) -> None:
     table = Table("", str(first), str(second))
     facts = zip(_facts(profiles[0]), _facts(profiles[1]), strict=True)
     rows = [(name, mine, theirs) for (name, mine), (_, theirs) in facts if mine != theirs]
-    contents = [_contents(profile) for profile in profiles]
+    files = zip((first, second), profiles, strict=True)
+    contents = [_contents(file, profile) for file, profile in files]
     for name in sorted({*contents[0], *contents[1]}):
         mine, theirs = contents[0].get(name, "-"), contents[1].get(name, "-")
         if mine != theirs:
@@ -119,6 +140,13 @@ def profile_merge(
     from autospec.profile.file import load_profile, save_profile
     from autospec.profile.learned import merge
 
+    for number, file in enumerate(files):
+        for other in files[:number]:
+            if file.resolve() == other.resolve():
+                raise ProfileError(
+                    f"{file}: is the same file as {other}; added to itself, all it has learned "
+                    f"would count twice; give every file once"
+                )
     merged = load_profile(files[0])
     for file in files[1:]:
         try:
@@ -146,15 +174,41 @@ def _facts(profile: Profile) -> list[tuple[str, str]]:
     ]
 
 
-def _contents(profile: Profile) -> dict[str, str]:
+def _load_times(file: Path, profile: Profile) -> tuple[LoadTimes, ...]:
+    """What steps take by load, as far as the profile says. Raises ProfileError."""
+    from autospec.profile.fitted_cost import cost_fit, load_times
+
+    fit = cost_fit(str(file), profile)
+    return () if fit is None else load_times(fit)
+
+
+def _times(times: LoadTimes) -> dict[str, str]:
+    """The columns of one load."""
+    from autospec.profile.fitted_cost import DRAFT_LENGTHS
+    from autospec.report.wording import duration
+
+    lengths = " / ".join(map(str, DRAFT_LENGTHS))
+    return {
+        "plain step": duration(times.plain_seconds),
+        f"verifying {lengths} each": " / ".join(map(duration, times.verifying_seconds)),
+        **{
+            f"drafting {lengths} each, {name}": " / ".join(map(duration, seconds))
+            for name, seconds in times.drafting_seconds.items()
+        },
+        "steps counted": f"{times.steps:.0f}",
+    }
+
+
+def _contents(file: Path, profile: Profile) -> dict[str, str]:
     rows = {}
     for label, workload in profile.workloads.items():
         rows[f"{label}: requests"] = f"{workload.requests:g}"
         for proposer, statistics in workload.proposers.items():
             observed, accepted, _ = _acceptance(statistics)
             rows[f"{label}: {proposer}"] = f"{accepted} accepted of {observed}"
-    for part, statistics in profile.cost.items():
-        rows[f"cost: {part}"] = _totals(statistics)
+    with contextlib.suppress(ProfileError):  # of statistics that cannot be read nothing is known
+        for each in _load_times(file, profile):
+            rows |= {f"{each.requests} running: {key}": text for key, text in _times(each).items()}
     return rows
 
 

@@ -27,17 +27,22 @@ def replay(
     concurrency: Annotated[
         str | None,
         typer.Option(
-            help="Running requests of closed loops.", show_default="1,8,32,128 without --rate"
+            help="Running requests of closed loops, no more than are replayed.",
+            show_default="1,8,32,128 without --rate",
         ),
     ] = None,
     requests: Annotated[
         int | None, typer.Option(min=1, help="Only so many requests, of the shuffled traces.")
     ] = None,
     arrivals: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Arrivals for an open loop.")
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="Arrivals for an open loop; needs --rate."),
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(help="Requests per second that arrive, a comma separated list.")
+        str | None,
+        typer.Option(
+            help="Requests per second that arrive, a comma separated list; needs --arrivals."
+        ),
     ] = None,
     max_running: Annotated[
         int, typer.Option(min=1, help="Most requests at once, open loop.")
@@ -49,7 +54,12 @@ def replay(
         float | None, typer.Option(min=0.001, help="Target per output token, open loop.")
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Every run starts from this profile.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Every run starts from this profile of replays (--save-profile, tune --engine "
+            "replay); a server's does not fit.",
+        ),
     ] = None,
     save_profile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Add to it what the runs learned.")
@@ -64,24 +74,21 @@ def replay(
     report: ReportPath = None,
     seed: Seed = 0,
 ) -> None:
-    """Replay recorded traces under any policy, without a GPU."""
+    """Replay recorded traces under any policy, without a GPU.
+
+    What a cost file says is in the commented example in autospec/replay/cost_file.py. An open loop
+    needs both --arrivals and --rate; the CSV begins with TIMESTAMP,ContextTokens,GeneratedTokens.
+    """
     from rich.console import Console
 
-    from autospec.replay.report import (
-        DEFAULT_CONCURRENCY,
-        parse_concurrency,
-        parse_rates,
-        run_replay,
-    )
+    from autospec.replay.report import parse_concurrency, parse_rates, run_replay
     from autospec.replay.tasks import ReplayOptions
 
-    if concurrency is None and rate is None:
-        concurrency = DEFAULT_CONCURRENCY
     options = ReplayOptions(
         traces=tuple(traces),
         cost=cost,
         policies=tuple(dict.fromkeys(policy or ["default"])),
-        concurrency=() if concurrency is None else parse_concurrency(concurrency),
+        concurrency=None if concurrency is None else parse_concurrency(concurrency),
         requests=requests,
         arrivals=arrivals,
         rates=() if rate is None else parse_rates(rate),

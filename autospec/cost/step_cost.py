@@ -115,8 +115,6 @@ class StepCost:
         self.reference = by_reference(self.arrays)
         """All of it for kernels."""
         self.beta = self.arrays.beta
-        self.slopes: Float64Array = self.beta[SLOPES:CONTEXT]
-        """Seconds per token in each segment between ``KNOTS``; a view, always up to date."""
         self.prefill_token_seconds = 0.0
         self.is_known = False
         self._mixed_steps = 0
@@ -207,11 +205,6 @@ class StepCost:
         return float(
             drafting_seconds(self.beta, self.arrays.models, depth, draft_tokens, catch_up_tokens)
         )
-
-    @property
-    def relative_error(self) -> float:
-        """Running mean of the relative error of predicted target forwards, outliers clipped."""
-        return float(self.arrays.health[0, 0])
 
     def load(self, statistics: Mapping[str, Float64Array]) -> None:
         """Start from saved statistics, the form ``take_fresh`` returns; their weight is bounded."""

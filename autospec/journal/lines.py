@@ -5,7 +5,8 @@ A file holds one or more runs:
 - ``{"journal":1,...}`` starts a run: settings, identity, proposer names, versions, unix time;
 - ``["w",index,label]`` names a workload;
 - ``["s",id,at,mode,n,waiting,context,predicted_seconds,predicted_tokens,step_seconds,
-  decision_seconds,groups,rest]`` is a step. ``groups`` are rows that went alike,
+  decision_seconds,prefill,groups,rest]`` is a step. ``prefill`` is how many prompt tokens it also
+  took; journals of before have no such place. ``groups`` are rows that went alike,
   ``[proposer,workload,k,verified,accepted,committed,requests]``, the most frequent first. At most
   ``MAX_GROUPS`` are written; ``rest`` sums up the others as ``[requests,drafted,verified,accepted,
   committed]``, or is 0.
@@ -69,7 +70,8 @@ class RestOfStep:
 
 @dataclass(frozen=True, slots=True)
 class JournalStep:
-    """One step as written; ``at`` is seconds since the run's start."""
+    """One step as written; ``at`` is seconds since the run's start. ``prefill_tokens`` is None in
+    a journal that does not say."""
 
     id: int
     at: float
@@ -83,6 +85,7 @@ class JournalStep:
     decision_seconds: float
     groups: tuple[StepGroup, ...]
     rest: RestOfStep = RestOfStep()
+    prefill_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,7 @@ def _step_line(
             _rounded(plan.predicted_tokens),
             _rounded(result.step_seconds),
             _rounded(decision_seconds),
+            int(result.prefill_tokens),
             kept,
             rest,
         ]
@@ -212,8 +216,10 @@ def _read_header(value: Mapping[str, Any]) -> JournalHeader:
 def _read_step(value: list[Any]) -> JournalStep:
     (
         _, plan_id, at, mode, requests, waiting, context_tokens, predicted_seconds,
-        predicted_tokens, step_seconds, decision_seconds, groups, rest,
+        predicted_tokens, step_seconds, decision_seconds, *prefill, groups, rest,
     ) = value  # fmt: skip
+    if len(prefill) > 1:
+        raise ValueError(f"a step has 13 or 14 parts, found {len(value)}")
     if mode not in get_args(Mode):
         raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, found {mode!r}")
     return JournalStep(
@@ -229,4 +235,5 @@ def _read_step(value: list[Any]) -> JournalStep:
         decision_seconds=float(decision_seconds),
         groups=tuple(StepGroup(*(int(number) for number in group)) for group in groups),
         rest=RestOfStep(*rest) if rest else RestOfStep(),
+        prefill_tokens=int(prefill[0]) if prefill else None,
     )

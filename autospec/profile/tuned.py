@@ -109,11 +109,3 @@ class Tuning(_Form):
     loads: tuple[LoadFigures, ...]
     crossover: Positive | None = None
     provenance: Provenance
-
-    def cap_at(self, requests: int) -> int | None:
-        """The cap on k at a load; None without one."""
-        found = None
-        for cap in sorted(self.caps, key=lambda cap: cap.load):
-            if cap.load <= requests:
-                found = cap.k
-        return found

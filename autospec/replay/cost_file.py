@@ -1,4 +1,24 @@
-"""Cost files: the step time of one engine on one device, in YAML, for replay."""
+"""Cost files: the step time of one engine on one device, in YAML, for replay.
+
+An example with every kind of proposer; copy it without the indent::
+
+    shape: packed                 # a step pays for every token; padded: for the longest row times
+                                  # the rows; stepped: for one of captured_sizes: [8, 16, 32]
+    step:                         # one forward of the target
+      fixed_seconds: 0.0065       # however little goes through it
+      overhead_seconds: 0.001     # scheduling and sampling around it; 0 unless given
+      per_token_seconds: 2.0e-5   # for each running request and each draft token to verify
+      per_context_token_seconds: 1.2e-8   # for each token in their caches; 0 unless given
+    proposers:
+      ngram: {kind: lookup, step_fraction: 0.002, max_k: 8}     # a share of the forward's time
+      suffix: {kind: lookup, step_fraction: 0.005, max_k: 16}   # lookups are these two
+      eagle3:                     # any other name: traces have accepted.eagle3
+        kind: sequential          # a forward for each token; parallel: one for all
+        per_depth_seconds: 7.0e-4
+        per_context_token_seconds: 1.0e-9   # for each token in the caches; 0 unless given
+        max_k: 6
+      suffix_after: {kind: appended, head: eagle3, head_k: 2, max_k: 18}   # needs suffix, eagle3
+"""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ from autospec.records import (
 )
 from autospec.replay.cost_file import AppendedSeconds, CostFile, LookupSeconds
 from autospec.replay.latency import Finished
+from autospec.replay.recorded import recorded_part
 from autospec.replay.trace import TraceRequest
 
 CACHE_TOKENS = 1 << 16
@@ -155,7 +156,7 @@ class ReplayEngine:
         prefill_tokens: int = PREFILL_TOKENS,
         tuned: Mapping[str, ProposerSettings] | None = None,
     ) -> None:
-        self.cost = cost
+        self.cost = cost = recorded_part(cost, requests)
         capacity = max(
             len(request.prompt_token_ids) + len(request.output_token_ids) for request in requests
         )
@@ -168,13 +169,12 @@ class ReplayEngine:
                 self.lookups.append(lookup)
                 self.proposers.append(lookup.info)
             elif isinstance(part, AppendedSeconds):
-                if all(part.head in request.accepted for request in requests):
-                    self.lookups.append(None)
-                    info = ProposerInfo(
-                        name, "parallel", part.max_k, head=part.head, head_k=part.head_k
-                    )
-                    self.proposers.append(info)
-            elif all(name in request.accepted for request in requests):
+                self.lookups.append(None)
+                info = ProposerInfo(
+                    name, "parallel", part.max_k, head=part.head, head_k=part.head_k
+                )
+                self.proposers.append(info)
+            else:
                 self.lookups.append(None)
                 self.proposers.append(ProposerInfo(name, part.kind, part.max_k))
         self.info = EngineInfo(
@@ -447,7 +447,10 @@ class ReplayEngine:
 
 
 def untuned(name: str, cost: CostFile) -> ProposerSettings:
-    """How the lookup ``ngram`` or ``suffix`` of a cost file drafts, unless tuned."""
+    """How the lookup ``ngram`` or ``suffix`` of a cost file drafts, unless tuned.
+
+    Every model of the file counts as one that drafts beside it: see ``recorded_part``.
+    """
     parts = cost.proposers
     update = {"max_k": parts[name].max_k}
     if name == "suffix":

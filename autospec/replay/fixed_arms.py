@@ -21,9 +21,10 @@ from autospec.profile.tuned import ProposerSettings
 from autospec.proposers.base import Drafts, History
 from autospec.proposers.settings import make_lookup
 from autospec.records import Float32Array, Int16Array, Int32Array
-from autospec.replay.cost_file import AppendedSeconds, CostFile, LookupSeconds, ModelSeconds
+from autospec.replay.cost_file import AppendedSeconds, CostFile, ModelSeconds
 from autospec.replay.engine import untuned
 from autospec.replay.hindsight import replay_bare
+from autospec.replay.recorded import recorded_part
 from autospec.replay.trace import TraceRequest
 
 _TABLE_SLOTS = 64
@@ -66,11 +67,9 @@ def fixed_arms(requests: Sequence[TraceRequest], cost: CostFile) -> tuple[Static
     What is appended to a model begins behind the model's part: below that it would be the model.
     """
     arms = []
-    for name, part in cost.proposers.items():
-        model = part.head if isinstance(part, AppendedSeconds) else name
+    for name, part in recorded_part(cost, requests).proposers.items():
         least = part.head_k + 1 if isinstance(part, AppendedSeconds) else 1
-        if isinstance(part, LookupSeconds) or all(model in each.accepted for each in requests):
-            arms += [StaticOptions(proposer=name, k=k) for k in range(least, part.max_k + 1)]
+        arms += [StaticOptions(proposer=name, k=k) for k in range(least, part.max_k + 1)]
     return tuple(arms)
 
 
@@ -147,7 +146,8 @@ def tabulate(
     capacity = max(
         len(request.prompt_token_ids) + len(request.output_token_ids) for request in requests
     )
-    lookup = make_lookup(proposer, settings or untuned(proposer, cost), slots, capacity)
+    own = settings or untuned(proposer, recorded_part(cost, requests))
+    lookup = make_lookup(proposer, own, slots, capacity)
     history = History(np.zeros((slots, capacity), dtype=np.int32), np.zeros(slots, dtype=np.int32))
     draft_tokens = np.zeros((slots, part.max_k), dtype=np.int32)
     confidence = np.zeros((slots, part.max_k), dtype=np.float32)

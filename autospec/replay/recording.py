@@ -239,6 +239,6 @@ def _request(prompt: Prompt, target: CausalModel, options: RecordOptions) -> Gen
         max_tokens=most,
         id=prompt.id,
         ignore_eos=not options.stop_at_eos,
-        workload=prompt.workload,
+        workload=prompt.label,
         text=prompt.text,
     )

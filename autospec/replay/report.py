@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from autospec import __version__
+from autospec.acceptance import hazard_table
 from autospec.config import load_settings
-from autospec.errors import InputError
+from autospec.cost import step_cost
+from autospec.errors import InputError, ProfileMismatch
 from autospec.json_file import check_writable, write_json
 from autospec.profile.file import load_profile
+from autospec.profile.learned import Identity, Profile
 from autospec.replay.arrivals import at_rate, read_arrivals
-from autospec.replay.cost_file import read_cost_file
+from autospec.replay.cost_file import CostFile, read_cost_file
 from autospec.replay.fixed_arms import FixedResult, arm_name
-from autospec.replay.run import ReplayResult, shuffled
+from autospec.replay.recorded import check_recorded
+from autospec.replay.run import ReplayResult, make_engine, shuffled
 from autospec.replay.tables import print_tables
 from autospec.replay.tasks import (
     CLAIRVOYANT,
@@ -28,10 +34,10 @@ from autospec.replay.tasks import (
     run_all,
     tasks_of,
 )
-from autospec.replay.trace import read_traces
+from autospec.replay.trace import TraceRequest, read_traces
 from autospec.report import check_report, write_report
 
-DEFAULT_CONCURRENCY = "1,8,32,128"
+_DEFAULT_CONCURRENCY = (1, 8, 32, 128)
 
 _MOST_CONCURRENCY = 4096
 
@@ -90,14 +96,13 @@ def run_replay(options: ReplayOptions, console: Console) -> int:
 def _read(options: ReplayOptions) -> Inputs:
     if bool(options.rates) != (options.arrivals is not None):
         raise InputError("--arrivals and --rate belong together: give both or none")
-    if not options.concurrency and not options.rates:
-        raise InputError("nothing to replay: give --concurrency, or --arrivals with --rate")
     check_writable(options.json_path)
     check_writable(options.save_profile, "--save-profile")
     if options.report_path is not None:
         check_report(options.report_path)
     requests = shuffled(read_traces(options.traces), options.requests, options.seed)
     cost = read_cost_file(options.cost)
+    check_recorded(options.cost, cost, requests)
     arrivals: dict[float, tuple[float, ...]] = {}
     if options.arrivals is not None:
         recorded = read_arrivals(options.arrivals)
@@ -108,9 +113,43 @@ def _read(options: ReplayOptions) -> Inputs:
         cost,
         {name: load_settings(name) for name in options.policies},
         arrivals,
-        None if options.profile is None else load_profile(options.profile),
+        None if options.profile is None else _profile(options.profile, requests, cost),
+        _concurrency(options, len(requests)),
         options,
     )
+
+
+def _concurrency(options: ReplayOptions, requests: int) -> tuple[int, ...]:
+    """Running requests of the closed loops. Raises InputError where there are fewer requests.
+
+    They would never run at once, and how many tokens a loop is about would be the policy's doing.
+    """
+    if options.concurrency is None:
+        loops = () if options.rates else _DEFAULT_CONCURRENCY
+        return tuple(number for number in loops if number <= requests)
+    for number in options.concurrency:
+        if number > requests:
+            raise InputError(
+                f"--concurrency: {number} requests cannot run at once, {requests} are to be "
+                f"replayed; give at most {requests}, or more requests (traces, --requests)"
+            )
+    return options.concurrency
+
+
+def _profile(path: Path, requests: Sequence[TraceRequest], cost: CostFile) -> Profile:
+    """A profile of replays with these proposers; raises ProfileError for any other."""
+    profile = load_profile(path)
+    engine = make_engine(requests, cost, 1)
+    identity = Identity.of(engine.info, tuple(engine.proposers))
+    try:
+        profile.require(identity, hazard_table.LAYOUT, step_cost.LAYOUT)
+    except ProfileMismatch as error:
+        raise ProfileMismatch(
+            f"--profile: {path}: {error}. Only a profile of replays with the same proposers fits, "
+            f"not one of a server: write it with autospec replay --save-profile or autospec tune "
+            f"--engine replay"
+        ) from None
+    return profile
 
 
 def _report(inputs: Inputs, results: dict[Task, Result]) -> dict[str, Any]:

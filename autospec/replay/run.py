@@ -5,8 +5,10 @@ answer from the trace, and time is the cost file's.
 
 Closed loop: a fixed number of requests runs, and each that ends is replaced at once. They begin
 after their prefill, which every policy would pay alike. The run ends when nothing waits and fewer
-than half of that number are left, so that every policy is measured on the same requests and none
-on the tail.
+than half of that number are left, so that no policy is measured on the tail. Every policy begins
+the same requests in the same order at an empty engine. Which of them run together follows from
+how soon each ends, and what is left at the end is cut off: tokens and seconds differ by that, and
+it is tokens per second that compare, the better the more requests there are for each place.
 
 Open loop: requests arrive at given times, wait for one of ``max_running`` slots, and are prefilled
 in chunks beside the decoding of the others; a prompt's last chunk brings the first output token.

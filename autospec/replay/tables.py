@@ -15,7 +15,8 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
     rows = [*report["plain"], *report["results"]]
     concurrency = list(dict.fromkeys(row["concurrency"] for row in rows if row["rate"] is None))
     if concurrency:
-        table = Table(title="closed loop: speedup against plain decoding")
+        requests = next(row["requests"] for row in rows if row["rate"] is None)
+        table = Table(title=f"closed loop, {requests} requests: speedup against plain decoding")
         table.add_column("running requests")
         for number in concurrency:
             table.add_column(str(number), justify="right")

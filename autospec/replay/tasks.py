@@ -35,13 +35,14 @@ _CLAIRVOYANT_START = 2.0  # times plain, the first guess at its rate
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What ``autospec replay`` was asked for. ``concurrency`` asks for closed loops, ``rates`` in
-    requests per second with ``arrivals`` for open ones; ``requests`` None replays all."""
+    """What ``autospec replay`` was asked for. ``concurrency`` asks for closed loops (None: the
+    usual ones unless there are rates), ``rates`` in requests per second with ``arrivals`` for open
+    ones; ``requests`` None replays all."""
 
     traces: tuple[Path, ...]
     cost: Path
     policies: tuple[str, ...] = ("default",)
-    concurrency: tuple[int, ...] = ()
+    concurrency: tuple[int, ...] | None = None
     requests: int | None = None
     arrivals: Path | None = None
     rates: tuple[float, ...] = ()
@@ -83,6 +84,7 @@ class Inputs:
     settings: dict[str, Settings]
     arrivals: dict[float, tuple[float, ...]]  # by rate
     profile: Profile | None
+    concurrency: tuple[int, ...]  # of closed loops
     options: ReplayOptions
 
 
@@ -90,7 +92,7 @@ def tasks_of(inputs: Inputs) -> list[Task]:
     """Plain decoding, policies and hindsight at every load that was asked for."""
     options = inputs.options
     tasks = []
-    for concurrency in options.concurrency:
+    for concurrency in inputs.concurrency:
         tasks += [Task(name, concurrency) for name in (PLAIN, *options.policies)]
         if options.hindsight:
             tasks.append(Task(CLAIRVOYANT, concurrency))

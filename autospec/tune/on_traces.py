@@ -13,6 +13,7 @@ from autospec.profile.file import save_profile
 from autospec.profile.learned import Profile
 from autospec.records import EngineInfo
 from autospec.replay.cost_file import read_cost_file
+from autospec.replay.recorded import check_recorded
 from autospec.replay.trace import read_traces
 from autospec.report import write_report
 from autospec.tune.final import Verdict
@@ -41,6 +42,7 @@ def traced_data(options: TuneOptions, policy: Settings) -> Data:
         raise InputError("--engine replay needs --traces (one or more) and --cost")
     requests = read_traces(options.traces)
     cost = read_cost_file(options.cost)
+    check_recorded(options.cost, cost, requests)
     info = EngineInfo("trace", "replay", "1", "simulated", "none", cost.shape, cost.captured_sizes)
     found = proposers_of(requests, cost)
     if not {"ngram", "suffix"} <= set(found):

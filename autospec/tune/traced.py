@@ -30,6 +30,7 @@ from autospec.records import (
 from autospec.replay.cost_file import CostFile, LookupSeconds, ModelSeconds, StepSeconds
 from autospec.replay.engine import Decider, ReplayEngine, untuned
 from autospec.replay.hindsight import BarePolicy
+from autospec.replay.recorded import recorded_part
 from autospec.replay.run import ClosedLoop
 from autospec.replay.trace import TraceRequest
 
@@ -180,10 +181,11 @@ def _cost_of(bed: Bed, settings: Mapping[str, ProposerSettings]) -> CostFile:
 def proposers_of(requests: Sequence[TraceRequest], cost: CostFile) -> dict[str, ProposerSettings]:
     """The proposers that can be tried on these requests, untuned, within the cost file's k."""
     found: dict[str, ProposerSettings] = {}
-    for name, part in cost.proposers.items():
+    usable = recorded_part(cost, requests)
+    for name, part in usable.proposers.items():
         if isinstance(part, LookupSeconds):
-            found[name] = untuned(name, cost)
-        elif isinstance(part, ModelSeconds) and all(name in each.accepted for each in requests):
+            found[name] = untuned(name, usable)
+        elif isinstance(part, ModelSeconds):
             found[name] = ProposerSettings(kind=part.kind, max_k=part.max_k)
     return found
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from autospec.check.lookups import (
@@ -18,6 +19,7 @@ from autospec.check.step_time import FileTime, MeasuredTime, ReadingTime
 from autospec.replay.cost_file import CostFile, LookupSeconds, ModelSeconds, StepSeconds
 from autospec.replay.fixed_arms import replay_fixed
 from autospec.replay.hindsight import replay_plain
+from autospec.replay.trace import TraceRequest
 from tests.check.requests import copying, fresh
 
 COST = CostFile(
@@ -26,15 +28,23 @@ COST = CostFile(
     proposers={
         "ngram": LookupSeconds(kind="lookup", step_fraction=0.01, max_k=16),
         "suffix": LookupSeconds(kind="lookup", step_fraction=0.02, max_k=16),
-        # With a model in the file its lookups draft from two tokens on, as those of check do.
+        # Beside a model that can draft, lookups do so from two tokens on, as those of check do.
         "model": ModelSeconds(kind="sequential", per_depth_seconds=0.001),
     },
 )
 TIME = FileTime(COST, "made")
 
 
+def beside_model(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """The requests with the record of a model that is never right."""
+    return [
+        replace(each, accepted={"model": np.zeros(len(each.output_token_ids), dtype=np.int16)})
+        for each in requests
+    ]
+
+
 def test_walks_are_those_of_the_replay() -> None:
-    requests = [*copying(3), *fresh(2)]
+    requests = beside_model([*copying(3), *fresh(2)])
     for walks in walk(requests):
         replayed = {each.arm.k: each for each in replay_fixed(requests, COST, walks.proposer, 1)}
         for c, k in enumerate(KS):
@@ -44,7 +54,7 @@ def test_walks_are_those_of_the_replay() -> None:
 
 @pytest.mark.parametrize("running", [1, 4])
 def test_speedups_are_those_of_the_closed_loop(running: int) -> None:
-    requests = copying(24, output=80)
+    requests = beside_model(copying(24, output=80))
     (found,) = speedups(walk(requests), TIME, [running])
     plain = replay_plain(requests, COST, running).tokens_per_second
     best = max(

@@ -8,6 +8,7 @@ import pytest
 from autospec.config import parse_settings
 from autospec.controller import Controller
 from autospec.errors import ConfigError
+from autospec.profile.tuned import KCap
 from autospec.records import BatchState, ProposerInfo, Request, StepResult
 from tests.controller.serving import DEAR_TOKENS, serve
 from tests.simulated_engine import ENGINE, PROMPT, Clock, linear_seconds, lookup, model
@@ -45,6 +46,21 @@ def test_the_policy_files_cap_holds_for_every_request() -> None:
     engine.start(max_k=7)
     engine.run(100)
     assert max(plan.k[0] for plan in engine.plans) == 2
+
+
+def test_tuned_caps_hold_from_their_load_on() -> None:
+    controller = Controller(
+        parse_settings("version: 1\npolicy: {name: static, proposer: draft, k: 6}"),
+        [model(max_k=6).info],
+        ENGINE,
+        caps=(KCap(load=9, k=2), KCap(load=3, k=4)),
+    )
+    handles = np.array([controller.start(Request(str(i), PROMPT)) for i in range(9)])
+    found = [
+        controller.plan(BatchState(handles[:n], np.full(n, 10, dtype=np.int32))).k.tolist()
+        for n in (2, 3, 8, 9)
+    ]
+    assert found == [[6] * 2, [4] * 3, [4] * 8, [2] * 9]
 
 
 def test_only_allowed_proposers_draft() -> None:

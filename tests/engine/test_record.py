@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from autospec import cli
 from autospec.engine.model import CausalModel
@@ -16,9 +17,12 @@ from autospec.proposers.draft_model import DraftModelProposer
 from autospec.proposers.heads import load_head
 from autospec.proposers.mlp_folder import write_shared
 from autospec.proposers.mlp_network import SharedLayout, SharedNetwork
-from autospec.replay.recording import record
+from autospec.records import Request
+from autospec.replay.recording import RecordOptions, record, run_record
 from autospec.replay.trace import TraceRequest, read_traces, write_traces
+from autospec.workload import TokenRange, WorkloadRule, Workloads
 from tests.engine.tiny_models import VOCAB, greedy, tiny
+from tests.word_folders import save_untrained
 
 K = 3
 
@@ -102,6 +106,22 @@ def test_traces_are_read_as_written(tmp_path: Path) -> None:
     [again] = read_traces([path])
     assert (again.id, again.workload, again.temperature) == ("a", None, 0.0)
     assert again.accepted["draft_model"].tolist() == [0, 1]
+
+
+def test_a_prompt_without_a_workload_is_left_to_rules(tmp_path: Path) -> None:
+    save_untrained(tmp_path / "model", 64)
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "t.jsonl"
+    prompts.write_text('{"workload": "chat", "prompt": "w7"}\n{"prompt": "w8 w9"}\n')
+    options = RecordOptions(tmp_path / "model", prompts, out, max_tokens=4, stop_at_eos=False)
+    assert run_record(options, Console(quiet=True)) == 0
+    labeled, bare = read_traces([out])
+    assert (labeled.workload, bare.workload) == ("chat", None)
+    workloads = Workloads([WorkloadRule(label="short", prompt_tokens=TokenRange(max=8))])
+    found = [
+        workloads.index(Request(each.id, each.prompt_token_ids, workload=each.workload))
+        for each in (labeled, bare)
+    ]
+    assert [workloads.labels[index] for index in found] == ["chat", "short"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def test_write_and_read(tmp_path: Path) -> None:
             step_seconds=0.02,
             decision_seconds=1e-4,
             groups=(StepGroup(0, 0, 4, 4, 2, 3, 3),),
+            prefill_tokens=0,
         ),
     )
 
@@ -122,9 +124,26 @@ def test_the_widest_numbers_stay_within_the_bound() -> None:
     n = 5000
     wide = np.arange(n) % 30_000 - 32_768
     plan = Plan(2**62, np.arange(n), int16(wide), int16(wide), int16(wide), "speculate", 1.0, 1.0)
-    result = StepResult(int16(wide), int16(wide), int16(wide), 1.0)
+    result = StepResult(int16(wide), int16(wide), int16(wide), 1.0, prefill_tokens=2**62)
     line = encode_step(plan, result, wide - 2**30, 2**62, 2**62, 1.0, 1e300)
     assert len(line) <= MAX_STEP_BYTES
+
+
+def test_prefill_tokens_are_written_and_older_journals_read(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    with Journal(path) as journal:
+        begin(journal)
+        result = replace(make_result(), prefill_tokens=512)
+        journal.write_step(make_plan(), result, np.zeros(3, dtype=np.int32), 0, 0, 0.0)
+    (step,) = steps_of(path)
+    assert step.prefill_tokens == 512
+    *lines, last = path.read_text().splitlines()
+    parts = json.loads(last)
+    path.write_text("\n".join((*lines, json.dumps(parts[:11] + parts[12:]))) + "\n")
+    assert steps_of(path) == [replace(step, prefill_tokens=None)]
+    path.write_text("\n".join((*lines, json.dumps([*parts, 0]))) + "\n")
+    with pytest.raises(InputError, match="line 3 cannot be read: a step has 13 or 14 parts"):
+        steps_of(path)
 
 
 def test_the_most_frequent_groups_are_kept(tmp_path: Path) -> None:

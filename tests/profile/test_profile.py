@@ -458,8 +458,3 @@ def test_a_wrong_tuning_is_named_by_its_key() -> None:
     document["tuned"]["proposers"]["ngram"]["max_k"] = 99
     with pytest.raises(CorruptProfile, match=r"tuned\.proposers\.ngram\.max_k: .*64, found 99"):
         parse_profile(json.dumps(document), source="p.json")
-
-
-def test_caps_hold_from_their_load_on() -> None:
-    found = [tuning().cap_at(requests) for requests in (1, 2, 3, 8, 9, 100)]
-    assert found == [None, None, 4, 4, 2, 2]

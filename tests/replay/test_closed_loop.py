@@ -13,6 +13,7 @@ from autospec.policy.base import PolicyOptions
 from autospec.policy.lookup_first import LookupFirstOptions
 from autospec.policy.off import OffOptions
 from autospec.policy.static import StaticOptions
+from autospec.replay.fixed_arms import tabulate
 from autospec.replay.hindsight import replay_bare, replay_plain
 from autospec.replay.run import (
     ClosedLoop,
@@ -22,6 +23,7 @@ from autospec.replay.run import (
     run_closed,
     shuffled,
 )
+from autospec.replay.trace import TraceRequest
 from tests.replay.made_runs import (
     APPENDED,
     DEPTH,
@@ -218,6 +220,22 @@ def test_models_without_a_record_in_every_request_are_left_out() -> None:
     bare = request("bare", [1], [2, 3])
     assert [info.name for info in make_engine([FIRST], cost_file(), 1).proposers] == ["model"]
     assert make_engine([FIRST, bare], cost_file(), 1).proposers == []
+
+
+def test_a_model_that_cannot_draft_changes_nothing_for_the_others() -> None:
+    bare = [
+        TraceRequest(each.id, "chat", each.prompt_token_ids, each.output_token_ids, {})
+        for each in random_requests(4)
+    ]
+    alone = {"suffix": APPENDED["suffix"]}
+    for lone, beside in ((alone, {**alone, "model": APPENDED["model"]}), (alone, APPENDED)):
+        runs = [
+            replay_closed(bare, cost_file(**parts), Settings(version=1), 2)[0]
+            for parts in (lone, beside)
+        ]
+        assert (runs[0].tokens, runs[0].seconds) == (runs[1].tokens, runs[1].seconds)
+        tables = [tabulate(bare, cost_file(**parts), "suffix") for parts in (lone, beside)]
+        np.testing.assert_array_equal(tables[0].drafted, tables[1].drafted)
 
 
 @pytest.mark.parametrize(

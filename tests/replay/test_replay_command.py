@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from autospec import cli
+from autospec.profile.file import save_profile
+from autospec.profile.learned import Identity, Profile
 from tests.replay.made_runs import LOOKUPS_AND_MODEL, cost_file
 
 TRACE = [
@@ -72,6 +74,56 @@ def test_command_writes_every_figure(
     assert "default" in out
 
 
+def test_without_a_number_loops_are_those_that_there_are_requests_for(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, files, "--no-hindsight", "--json", files["out"]) == 0
+    report = json.loads(files["out"].read_text())
+    assert [row["concurrency"] for row in report["results"]] == [1]
+    assert "closed loop, 4 requests" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_model_that_no_trace_has_is_refused(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = LOOKUPS_AND_MODEL["model"]
+    cost = cost_file(**LOOKUPS_AND_MODEL, eagle=model).model_dump(mode="json")
+    files["cost.yaml"].write_text(json.dumps(cost))
+    assert command(monkeypatch, files, "--concurrency", "1") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "cost.yaml: proposers.eagle: 4 of 4 requests have no accepted.eagle" in said
+    assert "recorded there: model" in said
+    assert "take eagle and what goes on from it out of the cost file" in said
+    assert "proposers.model" not in said
+
+
+def test_a_model_that_some_requests_lack_is_refused(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with files["trace.jsonl"].open("a") as file:
+        file.write(json.dumps({**TRACE[0], "id": "bare", "accepted": {}}) + "\n")
+    assert command(monkeypatch, files, "--concurrency", "1") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 of 5 requests have no accepted.model in their traces, such as 'bare'" in said
+
+
+def test_the_profile_of_a_server_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    served = Profile(
+        Identity("llama", ("ngram",), "vllm", "0.32", "cpu", "bfloat16"),
+        "acceptance/1", "cost/1", {}, {}, (), 0.0,
+    )  # fmt: skip
+    save_profile(tmp_path / "served.json", served)
+    assert command(monkeypatch, files, "--profile", tmp_path / "served.json") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "served.json: profile does not fit: target is 'llama', expected 'trace'" in said
+    assert "not one of a server: write it with autospec replay --save-profile" in said
+
+
 def test_command_runs_the_open_loop(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,6 +153,11 @@ def test_command_starts_from_a_profile(
 @pytest.mark.parametrize(
     "arguments,message",
     [
+        (
+            ["--concurrency", "1,8"],
+            "--concurrency: 8 requests cannot run at once, 4 are to be replayed; give at most 4",
+        ),
+        (["--requests", "2", "--concurrency", "3"], "2 are to be replayed; give at most 2"),
         (["--concurrency", "1,x"], "--concurrency: 'x' is not a number of requests"),
         (["--rate", "0"], "--rate: '0' is not a positive number"),
         (["--rate", "-2"], "--rate: '-2' is not a positive number"),
@@ -120,6 +177,17 @@ def test_command_refuses_wrong_options(
 ) -> None:
     assert command(monkeypatch, files, *arguments) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_help_says_what_arrivals_and_cost_files_are(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, files, "--help") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "needs both --arrivals and --rate" in said
+    assert "TIMESTAMP,ContextTokens,GeneratedTokens" in said
+    assert "autospec/replay/cost_file.py" in said
+    assert (Path(cli.__file__).parents[1] / "replay" / "cost_file.py").is_file()
 
 
 def test_command_names_the_line_of_a_broken_trace(

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autospec.errors import InputError
+from autospec.replay import cost_file
 from autospec.replay.arrivals import Arrival, at_rate, read_arrivals
 from autospec.replay.cost_file import LookupSeconds, ModelSeconds, read_cost_file
 from autospec.replay.trace import read_traces
@@ -165,6 +167,16 @@ def test_cost_file(tmp_path: Path) -> None:
     assert isinstance(model, ModelSeconds)
     assert isinstance(lookup, LookupSeconds)
     assert (model.max_k, lookup.max_k) == (16, 20)
+
+
+def test_the_example_is_a_cost_file_of_all_there_is(tmp_path: Path) -> None:
+    assert cost_file.__doc__ is not None
+    _, _, example = cost_file.__doc__.partition("::\n")
+    cost = read_cost_file(cost_path(tmp_path, textwrap.dedent(example)))
+    kinds = {part.kind for part in cost.proposers.values()}
+    assert kinds == {"lookup", "sequential", "appended"}
+    for form in (cost.step, *cost.proposers.values()):
+        assert form.model_fields_set == set(type(form).model_fields)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,21 @@ def test_steps_that_took_over_twice_the_time_told_are_kept_apart(tmp_path: Path)
     assert run.modes["speculate"].steps == 2
 
 
+def test_steps_that_prefilled_are_kept_apart_where_the_journal_says_so(tmp_path: Path) -> None:
+    slow = [*STEP[:9], 0.081, *STEP[10:]]
+    steps = ([*STEP, 0, GROUPS, 0], [*slow, 0, GROUPS, 0], [*STEP, 512, GROUPS, 0])
+    run = one_run(tmp_path / "j", *steps)
+    assert run.tells_prefill
+    assert run.odd_steps == 1
+    assert run.loads[3].steps == 2
+    assert run.loads[3].seconds == pytest.approx(0.131)
+    assert [point.seconds for point in run.points] == [0.05, 0.081]
+    assert run.error_steps == 2
+    assert run.steps == 3
+    assert run.seconds == pytest.approx(0.181)
+    assert not one_run(tmp_path / "j", [*STEP, GROUPS, 0]).tells_prefill
+
+
 def test_steps_without_a_usable_time_bring_tokens_only(tmp_path: Path) -> None:
     run = one_run(tmp_path / "j", [*STEP[:9], None, *STEP[10:], GROUPS, 0])
     assert (run.tokens, run.seconds) == (9, 0.0)

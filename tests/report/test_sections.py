@@ -9,7 +9,7 @@ import pytest
 
 from autospec.report.inputs import Inputs, read_inputs
 from autospec.report.interval import wilson
-from autospec.report.readers.journal_run import ChoiceSums, LoadSums, StepPoint
+from autospec.report.readers.journal_run import ChoiceSums, JournalRun, LoadSums, StepPoint
 from autospec.report.sections.acceptance import panels_of
 from autospec.report.sections.best_choice import grid_of_bench, most_chosen
 from autospec.report.sections.comparison import rows_of_benches
@@ -17,12 +17,18 @@ from autospec.report.sections.crossover import (
     Line,
     crossing,
     crossing_words,
+    crossover_section,
     journal_speedups,
     panels_of_bench,
     panels_of_replay,
 )
 from autospec.report.sections.rails import rails_sentences
-from autospec.report.sections.step_cost import costs_of_journal, costs_of_profile, octave_name
+from autospec.report.sections.step_cost import (
+    cost_section,
+    costs_of_journal,
+    costs_of_profile,
+    octave_name,
+)
 from autospec.report.sections.timeline import timeline_of
 from autospec.report.sections.verdict import (
     bench_verdict,
@@ -153,6 +159,27 @@ def test_cost_series(inputs: Inputs) -> None:
     times = dict(learned.line)
     assert times[24.0] == pytest.approx(0.044, rel=0.1)
     assert list(times) == sorted(times)
+
+
+@pytest.mark.parametrize(
+    "tells,left_out,of_costs",
+    [
+        (True, "Steps that prefilled as well are left out (2 of 80).", "2 steps that prefilled"),
+        (False, "Steps that took over twice the time told, as those that prefill do, are", ""),
+    ],
+)
+def test_what_is_left_out_of_a_journal_is_said(tells: bool, left_out: str, of_costs: str) -> None:
+    run = JournalRun("j", "", (), ("suffix",), steps=80, tells_prefill=tells, odd_steps=2)
+    for load in (1, 4):
+        run.loads[load] = LoadSums(40, 1.0, 40 * load, 20, 0.5)
+        run.points += [StepPoint(load, load, 0.025, 0.025)] * 4
+    crossover = crossover_section([], [], [run], [], [])
+    costs = cost_section([], [run])
+    assert crossover is not None
+    assert costs is not None
+    assert left_out in crossover.charts[0].note
+    assert of_costs in costs.charts[0].note
+    assert ("prefilled" in costs.charts[0].note) == tells
 
 
 def test_cost_of_too_few_steps_is_not_drawn() -> None:

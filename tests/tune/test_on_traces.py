@@ -196,6 +196,15 @@ def test_bad_input_is_refused_before_anything_runs(
         run_tune(options(tmp_path, **more), SILENT)
 
 
+def test_a_model_that_no_trace_has_is_refused(tmp_path: Path) -> None:
+    asked = options(tmp_path)
+    assert asked.cost is not None
+    text = asked.cost.read_text()
+    asked.cost.write_text(text + "  eagle: {kind: sequential, per_depth_seconds: 0.001}\n")
+    with pytest.raises(InputError, match=r"proposers\.eagle: 8 of 8 requests have no accepted"):
+        run_tune(asked, SILENT)
+
+
 def test_the_command_line_reads_its_options(tmp_path: Path) -> None:
     traces, cost = write_inputs(tmp_path)
     result = CliRunner().invoke(

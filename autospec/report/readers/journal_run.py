@@ -94,7 +94,8 @@ class JournalRun:
     accepted: int = 0
     span: float = 0.0
     decision_seconds: float = 0.0
-    odd_steps: int = 0  # took over twice the time told, as steps that prefill do
+    tells_prefill: bool = False
+    odd_steps: int = 0  # prefilled too; not told: took over twice the time told, as such steps do
     error_sum: float = 0.0  # of |predicted / measured - 1|
     error_steps: int = 0
     modes: dict[Mode, ModeSums] = field(
@@ -244,7 +245,11 @@ class _Reader:
     def _take_time(self, step: JournalStep, seconds: float, tokens: int, verified: int) -> None:
         run = self.run
         told = step.predicted_seconds
-        if told is None or seconds <= _ODD * told:
+        run.tells_prefill |= step.prefill_tokens is not None
+        if step.prefill_tokens:
+            run.odd_steps += 1  # nothing was told of its prompt tokens, nor is a step so dear
+            return
+        if step.prefill_tokens == 0 or told is None or seconds <= _ODD * told:
             sums = run.loads[step.requests]
             sums.steps += 1
             sums.seconds += seconds

@@ -219,7 +219,7 @@ def crossover_section(
         note = (
             "Goodput of the run over that of its own plain steps at the same load, probes and "
             "steps without a draft among them; requests were not the same, so this is a guide. "
-            "Steps that took over twice the time told, as those that prefill do, are left out "
+            f"{_odd_steps(journal)} are left out "
             f"({count(journal.odd_steps)} of {count(journal.steps)})."
         )
         found.append(("journal", journal.name, panels_of_journal(journal), note))
@@ -241,6 +241,12 @@ def crossover_section(
             for number, (kind, name, panels, note) in enumerate(kept)
         ),
     )
+
+
+def _odd_steps(journal: JournalRun) -> str:
+    if journal.tells_prefill:
+        return "Steps that prefilled as well"
+    return "Steps that took over twice the time told, as those that prefill do,"
 
 
 def _roles(panels: tuple[Panel, ...]) -> dict[str, str]:

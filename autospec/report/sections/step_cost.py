@@ -11,10 +11,11 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from autospec.octave import octave_of
+from autospec.profile.fitted_cost import CostCell, CostFit
 from autospec.report.drawing import Sheet
 from autospec.report.page import Chart, DataTable, Section, chart
 from autospec.report.readers.journal_run import JournalRun, StepPoint
-from autospec.report.readers.profile_counts import CostCell, CostFit, ProfileCounts
+from autospec.report.readers.profile_counts import ProfileCounts
 from autospec.report.readers.tune_run import SurfacePoint, TuneRun
 from autospec.report.sections.scales import fixed
 from autospec.report.theme import SCALE, Key, paint
@@ -162,6 +163,8 @@ def cost_section(
         if run.error_steps:
             off = percent(run.error_sum / run.error_steps)
             note += f" On average a step took {off} more or less than told."
+        if run.tells_prefill and run.odd_steps:
+            note += f" {count(run.odd_steps)} steps that prefilled as well are left out."
         found.append((run.name, costs_of_journal(run.points), note))
     for profile in profiles:
         if profile.cost is not None:
