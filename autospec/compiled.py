@@ -27,7 +27,8 @@ from autospec.kernel_cache import PACKAGE, kernel_cache, places, state_of_kernel
 F = TypeVar("F", bound=Callable[..., object])
 Record = TypeVar("Record", bound=tuple[Any, ...])
 
-_CACHE = kernel_cache(state_of_kernels(PACKAGE, numba.__version__), places())
+CACHE = kernel_cache(state_of_kernels(PACKAGE, numba.__version__), places())
+"""Where machine code is kept; None where no folder can be written."""
 
 
 def compiled(function: F) -> F:
@@ -50,12 +51,19 @@ def inlined(function: F) -> F:
     return _cached(function, numba.njit(cache=True, error_model="numpy", forceinline=True))
 
 
+def is_ready(kernel: Callable[..., object]) -> bool:
+    """Whether it need not be compiled: it was called before, or its machine code is on disk."""
+    if cast(Any, kernel).overloads:
+        return True
+    return CACHE is not None and any(CACHE.rglob(f"*.{kernel.__name__}-*.nbi"))
+
+
 def _cached(function: F, compile_with: Callable[[F], Any]) -> F:
     """Compile with numba's cache where ``kernel_cache`` says; numba looks now, and only now."""
     settings = cast(Any, config)
     before = settings.CACHE_DIR
-    if _CACHE is not None:
-        settings.CACHE_DIR = str(_CACHE)
+    if CACHE is not None:
+        settings.CACHE_DIR = str(CACHE)
     try:
         return cast(F, compile_with(function))
     finally:

@@ -73,7 +73,7 @@ class LearningSettings(_Section):
 
     half_life_tokens: Annotated[
         float,
-        Field(gt=0, description="verified tokens of a kind after which an older one counts half"),
+        Field(ge=1, description="verified tokens of a kind after which an older one counts half"),
     ] = 1024.0
     drift: Annotated[
         bool, Field(description="forget faster when acceptance or step time changes suddenly")
@@ -115,7 +115,8 @@ class JournalSettings(_Section):
 
 
 class MetricsSettings(_Section):
-    """Prometheus endpoint opened by AutoSpec's own commands; null opens none."""
+    """Prometheus endpoint of a controller that is given no metrics, and of ``bench`` and ``demo``;
+    null opens none. ``serve`` and vLLM have their own."""
 
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     address: str = "127.0.0.1"
@@ -141,6 +142,16 @@ class Settings(_Section):
     profile: ProfileSettings = ProfileSettings()
     journal: JournalSettings = JournalSettings()
     metrics: MetricsSettings = MetricsSettings()
+
+    def without_files(self) -> Settings:
+        """The same with no profile, journal or endpoint: nothing is read, written or opened."""
+        return self.model_copy(
+            update={
+                "profile": self.profile.model_copy(update={"path": None}),
+                "journal": self.journal.model_copy(update={"path": None}),
+                "metrics": self.metrics.model_copy(update={"port": None}),
+            }
+        )
 
     def with_profile(self, path: Path | None) -> Settings:
         """The same with another file to start from and save to, or none."""

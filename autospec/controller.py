@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
 
 from autospec.acceptance import hazard_table
 from autospec.arrays import FLOAT32, FLOAT64, INT16, checked
@@ -20,15 +21,16 @@ from autospec.cost import step_cost
 from autospec.cost.regression import LEAST_SECONDS, MOST_SECONDS
 from autospec.cost.shapes import SHAPES
 from autospec.cost.step_cost import StepLoad
-from autospec.errors import ConfigError
+from autospec.errors import AutoSpecError, ConfigError
 from autospec.estimators import Estimators
-from autospec.journal.writer import Journal
-from autospec.metrics import Event, Metrics
+from autospec.journal.writer import Journal, open_journal
+from autospec.metrics import Event, Metrics, MetricsServer
 from autospec.policy import make_policy
 from autospec.policy.base import NO_ARM, Outcome
 from autospec.policy.program import LEARNED, NEW_WORKLOAD, Memory
 from autospec.profile.file import warm_start
 from autospec.profile.learned import Identity, Profile
+from autospec.profile.place import own_place
 from autospec.profile.saving import Saving
 from autospec.profile.tuned import KCap
 from autospec.rails.overruling import Rails
@@ -46,11 +48,12 @@ from autospec.records import (
     StepResult,
 )
 from autospec.step.counts import TokenCounts
+from autospec.step.flaws import SOUND, told
 from autospec.step.kernels import NOT_YET, bound_drafted, conclude
 from autospec.step.record import Standing, StepRecord, StepRecords
-from autospec.step.rows import UNKNOWN_SLOT, RequestRows
+from autospec.step.rows import NO_HANDLE, UNKNOWN_SLOT, RequestRows
 from autospec.step.stepwise import Stepwise
-from autospec.step.warmup import warm_up
+from autospec.step.warmup import tell_compiling, warm_up
 from autospec.workload import OTHER, Workloads
 
 log = logging.getLogger("autospec")
@@ -66,9 +69,11 @@ class Controller:
     ``plan``, ``trim`` and ``observe`` are called once per step, in this order, from one thread;
     they never raise. A fault in a policy makes the step plain, is counted and logged once.
     ``start`` and ``finish`` frame a request. ``caps`` on k by load are those that the profile was
-    tuned to, unless given. ``faults`` counts what went wrong, by method; with ``strict`` it is
-    raised instead, which is for the tests of whoever embeds this. Raises ConfigError when settings
-    do not fit.
+    tuned to, unless given. The journal and the metrics endpoint that the settings name are opened
+    here unless ``journal`` and ``metrics`` are given. ``faults`` counts what went wrong, by method,
+    ``dropped`` what was not learned from, by reason; with ``strict`` both are raised instead, which
+    is for the tests of whoever embeds this. Raises ConfigError when settings do not fit, and
+    ProfileMismatch when ``profile`` does not.
     """
 
     def __init__(
@@ -86,7 +91,9 @@ class Controller:
         seed: int = 0,
         strict: bool = False,
     ) -> None:
-        self.settings = settings
+        self.faults: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self._is_strict = strict
         self.proposers = tuple(proposers)
         self.engine = engine
         self.identity = Identity.of(engine, self.proposers)
@@ -99,6 +106,14 @@ class Controller:
         self._most = _usable(settings, self.proposers)
         self._allowed = self._most > 0
         self._allows_all = bool(self._allowed.all())
+        self._tell_missing(settings)
+        if (path := settings.profile.path) is not None:
+            settings = settings.with_profile(
+                own_place(
+                    path, self.identity, hazard_table.LAYOUT, step_cost.LAYOUT, is_strict=strict
+                )
+            )
+        self.settings = settings
         if profile is None and settings.profile.path is not None:
             profile = warm_start(
                 settings.profile.path, self.identity, hazard_table.LAYOUT, step_cost.LAYOUT
@@ -109,6 +124,7 @@ class Controller:
         if caps is None:
             caps = () if profile is None or profile.tuned is None else profile.tuned.caps
         self._caps = tuple(sorted(caps, key=lambda cap: cap.load))
+        tell_compiling()
         self.workloads = Workloads(
             settings.workloads.rules, () if profile is None else profile.workloads
         )
@@ -128,8 +144,6 @@ class Controller:
         self._next_plan_id = 0
         self._records = StepRecords(len(self.proposers), self.k_max)
         self._under_way: list[StepRecord | None] = [None] * _STEPS_UNDER_WAY
-        self.faults: Counter[str] = Counter()
-        self._is_strict = strict
         self._estimated_speedup: float | None = None
         self._has_targets = False
         self.last_decision_seconds = 0.0
@@ -145,8 +159,15 @@ class Controller:
             except Exception as error:  # arrays of other names or shapes
                 self.is_warm = False
                 self._fault("profile", error)
+        self._server: MetricsServer | None = None
+        if metrics is None and settings.metrics.port is not None:
+            registry = CollectorRegistry()
+            self._metrics = metrics = Metrics(registry)
+            self._server = self._serve(settings.metrics.port, registry)
         if metrics is not None:
             metrics.bind([info.name for info in self.proposers], self._counts)
+        if journal is None and settings.journal.path is not None:
+            self._journal = journal = self._open_journal(settings.journal.path)
         if journal is not None:
             journal.begin(
                 settings.model_dump(mode="json"),
@@ -160,17 +181,29 @@ class Controller:
     # Requests -------------------------------------------------------------------------------
 
     def start(self, request: Request) -> int:
-        """A request begins to run; returns its handle. Never raises for a bad request."""
+        """A request begins to run; returns its handle.
+
+        Never raises: a bad ``max_k`` is 0, a bad target none; one request more than can run at once
+        gets the handle of none.
+        """
+        workload, max_k, target = 0, 0, 0.0
         try:
             workload = self.workloads.index(request)
         except Exception as error:
             self._fault("workload", error)
-            workload = 0
-        target = request.tpot_target_seconds
-        if target is None:
-            target = (self.settings.tpot_target_ms or 0.0) / 1000.0
-        max_k = self.settings.max_k if request.max_k is None else request.max_k
-        handle = self.rows.start(workload, max(0, min(max_k, self.settings.max_k)), target)
+        try:
+            max_k = _most_of(request, self.settings)
+        except Exception as error:
+            self._fault("max_k", error)
+        try:
+            target = _target_of(request, self.settings)
+        except Exception as error:
+            self._fault("target", error)
+        try:
+            handle = self.rows.start(workload, max_k, target)
+        except OverflowError as error:
+            self._fault("start", error)
+            return NO_HANDLE
         self._has_targets |= target > 0.0
         num_slots = len(self.rows)
         self.learned.start(self.rows.slot_of(handle), workload, num_slots)
@@ -184,9 +217,11 @@ class Controller:
         """The request ended, however it did. Unknown handles are counted and ignored."""
         slot = self.rows.slot_of(handle)
         if slot == UNKNOWN_SLOT:
-            self._dropped("unknown request")
+            self._dropped("unknown request", f"handle {handle} to finish is not running")
             return
         self.rows.finish(slot)
+        if self._metrics is not None and self.rows.running == 0:
+            self._metrics.set_load(0, 0)  # there may be no next plan to say so
         self._saving.save_when_due()
 
     # The hot path ---------------------------------------------------------------------------
@@ -211,7 +246,7 @@ class Controller:
         except Exception as error:
             self._fault("plan", error)
             record = self._records.take(0, self._standing)
-            handles = np.ravel([] if batch.handles is None else batch.handles)
+            handles = np.ravel(_handles_of(batch))
             zeros = np.zeros(handles.shape[0], dtype=np.int16)
             plan = Plan(
                 plan_id, handles, np.full_like(zeros, NO_PROPOSER), zeros, zeros, "fallback"
@@ -223,12 +258,16 @@ class Controller:
     def trim(self, plan: Plan, drafted: Int16Array, confidence: Float32Array | None) -> Plan:
         """How many of the drafts to verify, once they are there.
 
-        ``drafted`` [n] tokens were really drafted; ``confidence`` [n, k] is their proposers' own
-        (NaN or None: unknown).
+        ``drafted`` [n] tokens were really drafted; ``confidence`` [n, k] is their proposers' own:
+        the probability that each token is right if those before it are (NaN or None: unknown).
         """
         started = self._clock()
-        record = self._under_way[plan.id % _STEPS_UNDER_WAY]
+        record = None
         try:
+            record = self._under_way[plan.id % _STEPS_UNDER_WAY]
+            if confidence is not None and confidence.shape != (plan.k.shape[0], self.k_max):
+                self._fault("trim", _misshapen(confidence, plan.k.shape[0], self.k_max))
+                confidence = None
             plan = self._verify(plan, record, drafted, confidence)
         except Exception as error:
             self._fault("trim", error)
@@ -239,22 +278,28 @@ class Controller:
     def observe(self, plan: Plan, result: StepResult) -> None:
         """Learn from what a planned step brought; late, repeated or broken results are dropped."""
         started = self._clock()
-        place = plan.id % _STEPS_UNDER_WAY
-        record = self._under_way[place]
-        if plan.mode == "fallback":
-            self._dropped("fallback step")
-            if self._metrics is not None and record is not None:
-                self._metrics.add_step("fallback", None, record.decision_seconds)
-            return
-        if record is None or record.plan_id != plan.id:
-            self._dropped("late or repeated")
-            return
+        record, place = None, 0
         try:
+            place = plan.id % _STEPS_UNDER_WAY
+            record = self._under_way[place]
+            if plan.mode == "fallback":
+                if self._metrics is not None and record is not None:
+                    self._metrics.add_step("fallback", None, record.decision_seconds)
+                self._dropped("fallback step", f"step {plan.id} was not planned")
+                return
+            if record is None or record.plan_id != plan.id:
+                self._dropped(
+                    "late or repeated",
+                    f"step {plan.id} was observed before, or is {_STEPS_UNDER_WAY} or more steps "
+                    "old",
+                )
+                return
             self._observe(plan, record, result, started)
         except Exception as error:
             self._fault("observe", error)
-        self._under_way[place] = None
-        self._records.give_back(record)
+        if record is not None:
+            self._under_way[place] = None
+            self._records.give_back(record)
 
     # What was learned -----------------------------------------------------------------------
 
@@ -269,13 +314,16 @@ class Controller:
         return path
 
     def close(self) -> None:
-        """Save if the settings say where, and close the journal. Never raises."""
+        """Save if the settings say where, and close journal and metrics endpoint. Never raises."""
         try:
             self.save()
         except Exception as error:
             self._fault("save", error)
         if self._journal is not None:
             self._journal.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     @property
     def measured_speedup(self) -> float | None:
@@ -315,12 +363,12 @@ class Controller:
             if is_known:
                 self._estimated_speedup = expected / predicted * record.plain_seconds / n
             self._metrics.set_load(n, batch.waiting_requests)
-            if unknown:
-                self._metrics.add_dropped("unknown request")
             if switches:
                 self._metrics.add_event("switch", switches)
             if mode == "probe":
                 self._metrics.add_event("probe")
+        if unknown:
+            self._tell_unknown(record)
         record.plan_id = plan_id
         record.is_as_planned = True
         seconds = predicted if is_known else None
@@ -415,15 +463,21 @@ class Controller:
         )  # fmt: skip
         program, said = self._program(n), NEW_WORKLOAD
         if program is not None:
-            paid, drifts, surprised, is_loss, is_told_apart, is_cheap, said = self._fused.observe(
-                record.reference, program, observed
-            )
+            (
+                paid, verified, flawed, drifts, surprised, is_loss, is_told_apart, is_cheap, said,
+            ) = self._fused.observe(record.reference, program, observed)  # fmt: skip
         else:
-            paid, drifts, surprised, is_loss, is_told_apart, is_cheap = conclude(
+            paid, verified, flawed, drifts, surprised, is_loss, is_told_apart, is_cheap = conclude(
                 record.reference, observed
             )
+        if flawed:
+            self._tell_flaws(record, result)
         if draft_seconds is not None and not is_told_apart:
-            self._dropped("unusable draft time")
+            self._dropped(
+                "unusable draft time",
+                f"draft_seconds of step {plan.id} are {draft_seconds} of {step_seconds}; "
+                "allowed: from 0, together less than step_seconds",
+            )
             draft_seconds = None
         if drifts:
             self._event("drift", drifts)
@@ -434,12 +488,16 @@ class Controller:
                 self.cost.learned(paid, record.context_tokens, step_seconds, surprised)
         elif n > 0 and is_timed:
             load = StepLoad(
-                paid, n, record.context_tokens, bool(arrays.verified.any()),
+                paid, n, record.context_tokens, verified > 0,
                 arrays.depth, arrays.draft_tokens, arrays.catch_up,
             )  # fmt: skip
             self.cost.observe(load, step_seconds, draft_seconds, result.prefill_tokens)
         if not is_timed:
-            self._dropped("unusable step time")
+            self._dropped(
+                "unusable step time",
+                f"step_seconds of step {plan.id} is {step_seconds}; allowed: between "
+                f"{LEAST_SECONDS:g} and {MOST_SECONDS:g}",
+            )
         elif self._has_targets:
             self.rows.arrays.decode_seconds[arrays.slots] += step_seconds
             self.rows.arrays.decode_tokens[arrays.slots] += arrays.committed
@@ -484,9 +542,64 @@ class Controller:
         if self._metrics is not None:
             self._metrics.add_event(event, count)
 
-    def _dropped(self, reason: str) -> None:
+    def _serve(self, port: int, registry: CollectorRegistry) -> MetricsServer | None:
+        """The endpoint that the settings name; serving goes on without it."""
+        try:
+            return MetricsServer(port, registry, self.settings.metrics.address)
+        except AutoSpecError as error:
+            self._fault("metrics", error)
+            return None
+
+    def _open_journal(self, path: Path) -> Journal | None:
+        """The journal that the settings name; serving goes on without it."""
+        failed = None if self._metrics is None else self._metrics.add_journal_failure
+        most = self.settings.journal.max_bytes
+        if self._is_strict:
+            return Journal(path, most, on_failure=failed)
+        return open_journal(path, most, failed)
+
+    def _tell_missing(self, settings: Settings) -> None:
+        """Tell of proposers that the policy names and this engine has not.
+
+        No error unless strict: one policy file may serve several engines.
+        """
+        names = [info.name for info in self.proposers]
+        for name in dict.fromkeys(settings.policy.named()) if names else ():
+            if name not in names:
+                said = (
+                    f"policy {type(settings.policy).__name__.removesuffix('Options').lower()}: "
+                    f"{name!r} is no proposer of this engine and never drafts; "
+                    f"it has {', '.join(names)}"
+                )
+                if self._is_strict:
+                    raise ConfigError(said)
+                log.warning("%s", said)
+
+    def _tell_unknown(self, record: StepRecord) -> None:
+        """Tell of the first row of a planned step whose handle is not running, or given twice."""
+        row = int(np.flatnonzero(record.arrays.slots == UNKNOWN_SLOT)[0])
+        handle = int(record.arrays.handles[row])
+        if self.rows.slot_of(handle) == UNKNOWN_SLOT:
+            self._dropped("unknown request", f"handles[{row}] is {handle}, which is not running")
+        else:
+            self._dropped("repeated request", f"handles[{row}] is {handle}, as an earlier row's")
+
+    def _tell_flaws(self, record: StepRecord, result: StepResult) -> None:
+        """Tell of the rows of a result that cannot be; those of ended requests do not matter."""
+        arrays = record.arrays
+        flaws = np.where(arrays.known, arrays.flaws, SOUND)
+        for flaw, found, count in told(flaws, arrays.drafted, result):
+            if self.dropped[flaw.name] == 0 and not self._is_strict:
+                log.warning("%s: %s; such rows teach nothing (logged once)", flaw.name, found)
+            self._dropped(flaw.name, found, count)
+
+    def _dropped(self, reason: str, found: str, count: int = 1) -> None:
+        """Count what was not learned from."""
+        if self._is_strict:
+            raise ValueError(f"{reason}: {found}")
+        self.dropped[reason] += count
         if self._metrics is not None:
-            self._metrics.add_dropped(reason)
+            self._metrics.add_dropped(reason, count)
 
     def _fault(self, place: str, error: Exception) -> None:
         """Count a fault; log the first of its kind with its traceback."""
@@ -511,6 +624,47 @@ def _verifying(plan: Plan, verify: Int16Array) -> Plan:
         plan.id, plan.handles, plan.proposer, plan.k, verify, plan.mode, plan.predicted_seconds,
         plan.predicted_tokens,
     )  # fmt: skip
+
+
+def _most_of(request: Request, settings: Settings) -> int:
+    """The longest draft of a request. Raises ValueError."""
+    max_k = request.max_k
+    if max_k is None:
+        return settings.max_k
+    if not isinstance(max_k, int | np.integer) or max_k < 0:
+        raise ValueError(
+            f"request {request.id!r}: max_k is {max_k!r}; it must be an integer from 0, "
+            "or None for no cap"
+        )
+    return min(int(max_k), settings.max_k)
+
+
+def _target_of(request: Request, settings: Settings) -> float:
+    """The seconds per token that a request should take, 0 for no target. Raises ValueError."""
+    target = request.tpot_target_seconds
+    if target is None:
+        return (settings.tpot_target_ms or 0.0) / 1000.0
+    if not isinstance(target, int | float | np.number) or not target >= 0.0:
+        raise ValueError(
+            f"request {request.id!r}: tpot_target_seconds is {target!r}; it must be a number from "
+            "0, or None for no target"
+        )
+    return float(target)
+
+
+def _handles_of(batch: object) -> NDArray[np.int64]:
+    """The handles of a batch that could not be planned, as far as they can be told."""
+    try:
+        return np.asarray(getattr(batch, "handles", ()), dtype=np.int64)
+    except (TypeError, ValueError, OverflowError):
+        return np.zeros(0, dtype=np.int64)
+
+
+def _misshapen(confidence: Float32Array, n: int, k_max: int) -> ValueError:
+    return ValueError(
+        f"confidence has shape {confidence.shape}, expected {(n, k_max)}: "
+        "Controller.k_max columns, NaN where nothing is known"
+    )
 
 
 def _usable(settings: Settings, proposers: Sequence[ProposerInfo]) -> Int16Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from threading import Thread
 from typing import Literal, TypeAlias, get_args
 
@@ -67,8 +68,10 @@ class Histogram:
 class Metrics(Collector):
     """AutoSpec's metrics in an injected registry; one Metrics serves one controller.
 
-    The hot path counts, names and labels are made when the registry is scraped. ``bind`` says where
-    a controller counts tokens and names its proposers, ``name_workload`` its workloads.
+    Raises ConfigError where the registry has one already: ``close`` takes it out, for that of the
+    controller after a closed one. The hot path counts, names and labels are made when the registry
+    is scraped. ``bind`` says where a controller counts tokens and names its proposers,
+    ``name_workload`` its workloads.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -87,7 +90,19 @@ class Metrics(Collector):
         self._waiting = 0
         self._estimated_speedup: float | None = None
         self._measured_speedup: float | None = None
-        registry.register(self)
+        self._registry = registry
+        try:
+            registry.register(self)
+        except ValueError:
+            raise ConfigError(
+                "this registry has AutoSpec's metrics already; close those first "
+                "(Metrics.close), or use a registry of its own for each controller"
+            ) from None
+
+    def close(self) -> None:
+        """Take them out of the registry, so that it may have those of another controller."""
+        with suppress(KeyError):  # closed before
+            self._registry.unregister(self)
 
     def bind(self, proposers: Sequence[str], counts: TokenCounts) -> None:
         """Show these proposers' counts; ConfigError when another controller has done so before."""
@@ -116,9 +131,9 @@ class Metrics(Collector):
         """Count a step that went on without the policy."""
         _add_reason(self._fallbacks, reason)
 
-    def add_dropped(self, reason: str) -> None:
-        """Count an observation that taught nothing."""
-        _add_reason(self._dropped, reason)
+    def add_dropped(self, reason: str, count: int = 1) -> None:
+        """Count observations that taught nothing."""
+        _add_reason(self._dropped, reason, count)
 
     def add_journal_failure(self) -> None:
         """Count a journal that had to be switched off."""
@@ -196,10 +211,10 @@ class Metrics(Collector):
         yield steps
 
 
-def _add_reason(counts: dict[str, int], reason: str) -> None:
+def _add_reason(counts: dict[str, int], reason: str, count: int = 1) -> None:
     if reason not in counts and len(counts) >= _MAX_REASONS:
         reason = "other"
-    counts[reason] = counts.get(reason, 0) + 1
+    counts[reason] = counts.get(reason, 0) + count
 
 
 def _by_label(

@@ -3,6 +3,10 @@
 Row ``i`` of every array belongs to the same request, ``handles[i]``. Axis names: ``n`` running
 requests in their decode phase, ``p`` proposers in the controller's order, lookups or not, ``k``
 draft positions, as many as the largest ``max_k`` of them (``Controller.k_max``).
+
+A request belongs to the batch once its whole prompt is computed; a step of prompts alone needs no
+plan. One that is preempted keeps its handle and is left out until it decodes again: ``finish`` and
+``start`` would forget what is known of it.
 """
 
 from __future__ import annotations
@@ -73,8 +77,10 @@ class EngineInfo:
 class Request:
     """One request at its start. ``workload`` is the caller's label; None lets AutoSpec assign one.
 
-    ``max_k`` caps the draft length of this request; 0 opts out of speculation.
-    ``tpot_target_seconds`` is its target for time per output token, used by the ``slo`` objective.
+    ``prompt_token_ids`` may be any flat sequence of integers. ``max_k`` caps the draft length of
+    this request; 0 opts out of speculation. ``tpot_target_seconds`` is its target for time per
+    output token, used by the ``slo`` objective; what counts is the ``step_seconds`` of the steps
+    that it took part in, not its prefill and not what lies between steps.
     """
 
     id: str
@@ -91,11 +97,15 @@ class Request:
 class BatchState:
     """The running batch just before a step.
 
-    Offers are the drafts that lookup proposers already hold: ``offer_lengths[p, i]`` tokens for
-    request ``i``, each with a raw confidence in [0, 1]. Rows of other proposers are zero.
-    ``last_tokens[i]`` is the token that a draft would continue; some are hard to go on from.
-    ``stale_tokens[p, i]`` is how many tokens proposer ``p`` must catch up on before it can draft
-    for request ``i``. ``room[i]`` is how many draft tokens fit before the request's token limit.
+    ``context_tokens[i]`` are all that request ``i`` has, the last one included, which no cache
+    holds yet. Offers are the drafts that lookup proposers already hold (``Controller.wants_offers``
+    says of which): ``offer_lengths[p, i]`` tokens for request ``i``, each with a raw confidence in
+    [0, 1] that it is right if those before it are; what is outside counts as the nearer end, NaN as
+    0. Rows of other proposers are zero. ``last_tokens[i]`` is the token that a draft would
+    continue; some are hard to go on from. ``stale_tokens[p, i]`` is how many tokens proposer ``p``
+    must catch up on before it can draft for request ``i``. ``room[i]`` is how many draft tokens fit
+    before the request's token limit with one more behind them: limit - context - 1.
+    ``prefill_tokens`` are those of prompts in the same step.
     """
 
     handles: Int64Array  # [n]
@@ -112,8 +122,10 @@ class BatchState:
 class Plan(NamedTuple):
     """One step's decision: who drafts for each request, how many tokens, how many to verify.
 
-    ``verify`` equals ``k`` until ``Controller.trim`` has seen the drafts. A tuple: one is made in
-    every step, which takes a quarter of the time.
+    ``verify`` equals ``k`` until ``Controller.trim`` has seen the drafts. ``predicted_seconds``, of
+    drafting and the target's forward without any prefill, are None until a step's cost is known;
+    ``predicted_tokens`` are those expected to be committed. A tuple: one is made in every step,
+    which takes a quarter of the time.
     """
 
     id: int
@@ -131,9 +143,11 @@ class StepResult:
     """What the step of a plan brought.
 
     ``accepted[i]`` of ``verified[i]`` draft tokens were kept; ``committed[i]`` tokens were added to
-    the request, the recovered or bonus token included. ``matched[p, i]`` is how many leading tokens
-    of an offer equal the committed ones (-1: nothing known), which is how lookup proposers are
-    learned without being used. ``step_seconds`` is the whole step with drafting;
+    the request, the recovered or bonus token included: one more than accepted, less only where the
+    request ends, whose last token (EOS, say) counts. Zeros are of a request that took no part.
+    ``matched[p, i]`` is how many leading tokens of an offer equal the committed ones and goes no
+    further than these; -1 without an offer, as where a lookup was not asked. So lookup proposers
+    are learned without being used. ``step_seconds`` is the whole step with planning and drafting;
     ``draft_seconds[p]`` the part that each proposer took, where the engine can tell.
     """
 

@@ -126,12 +126,23 @@ def repetition_share(tokens: Int32Array, ngram: int = _NGRAM) -> float:
 
 def request_features(request: Request) -> Features:
     """Cheap features of a request; repetition is that of the last 4,096 prompt tokens."""
-    tokens = request.prompt_token_ids
+    tokens = _prompt(request)
     return Features(
         prompt_tokens=int(tokens.shape[0]),
         repetition=repetition_share(tokens[-_WINDOW_TOKENS:]),
         temperature=request.temperature,
     )
+
+
+def _prompt(request: Request) -> Int32Array:
+    """The prompt's tokens [t]. Raises ValueError."""
+    tokens = np.asarray(request.prompt_token_ids)
+    if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+        raise ValueError(
+            f"request {request.id!r}: prompt_token_ids must be a flat sequence of token ids, found "
+            f"{type(request.prompt_token_ids).__name__} of {tokens.dtype} with shape {tokens.shape}"
+        )
+    return tokens
 
 
 def automatic_label(features: Features) -> str:
@@ -226,7 +237,7 @@ def _matches(rule: WorkloadRule, expression: re.Pattern[str] | None, request: Re
     ):
         return False
     if rule.prompt_tokens is not None and not _within(
-        request.prompt_token_ids.shape[0], rule.prompt_tokens.min, rule.prompt_tokens.max
+        _prompt(request).shape[0], rule.prompt_tokens.min, rule.prompt_tokens.max
     ):
         return False
     if expression is None:

@@ -123,6 +123,18 @@ def test_policy_check(command: Command, tmp_path: Path) -> None:
     assert "Traceback" not in command.err
 
 
+def test_policy_check_notes_an_objective_without_a_target(command: Command, tmp_path: Path) -> None:
+    policy = tmp_path / "slo.yaml"
+    policy.write_text("version: 1\npolicy: {name: goodput, objective: slo}\n")
+    assert command("policy", "check", policy) == 0
+    assert command.out.splitlines()[1:] == [
+        "objective slo without tpot_target_ms: only requests that bring a target of their own "
+        "are held to one"
+    ]
+    assert command("policy", "check", "slo") == 0
+    assert command.out == "slo: good\n"
+
+
 def test_policy_check_shows_settings(command: Command) -> None:
     assert command("policy", "check", "off", "--show") == 0
     assert json.loads(command.out)["policy"] == {"name": "off"}

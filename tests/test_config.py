@@ -145,6 +145,10 @@ def test_mistake_inside_a_list() -> None:
         ("proposers: [suffix, 3]", "proposers[1]: must be a valid string, found 3"),
         ("metrics: {port: 70000}", "metrics.port: must be less than or equal to 65535"),
         ("tpot_target_ms: 0", "tpot_target_ms: must be greater than 0, found 0"),
+        (
+            "learning: {half_life_tokens: 0.6}",  # counts would turn negative below ln 2
+            "learning.half_life_tokens: must be greater than or equal to 1, found 0.6",
+        ),
     ],
 )
 def test_wrong_values_say_the_rule_and_the_value(line: str, message: str) -> None:

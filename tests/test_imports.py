@@ -20,6 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "records", "compiled", "octave", "arrays", "progress", "bench.feed", "bench.turns"),
     (
         "step.counts",
+        "step.flaws",
         "acceptance.hazards",
         "profile.tuned",
         "cost.coefficients",

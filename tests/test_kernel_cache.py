@@ -9,7 +9,11 @@ from typing import Any, cast
 import pytest
 
 from autospec.kernel_cache import PACKAGE, kernel_cache, places, state_of_kernels
+from autospec.policy.static import StaticOptions
+from autospec.records import ProposerInfo
 from autospec.step.kernels import look_ahead
+from autospec.step.warmup import tell_compiling, warm_up
+from tests.simulated_engine import ENGINE
 
 KERNEL = "from autospec.parts import part\n\n@compiled\ndef kernel():\n    return part()\n"
 
@@ -49,6 +53,31 @@ def test_the_first_place_that_can_be_written_is_taken(tmp_path: Path) -> None:
     blocked.write_text("")
     assert kernel_cache("s", [blocked / "x", tmp_path / "b"]) == tmp_path / "b" / "kernels-s"
     assert kernel_cache("s", [blocked / "x"]) is None
+
+
+def test_compiling_is_told_before_it_keeps_anybody_waiting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warm_up(StaticOptions(), [ProposerInfo("a", "lookup", 1)], ENGINE, 1)
+    tell_compiling()
+    assert not caplog.records  # it was called before
+
+    def conclude() -> None: ...
+
+    cast(Any, conclude).overloads = {}
+    monkeypatch.setattr("autospec.step.warmup.conclude", conclude)
+    for place, said in ((None, "let NUMBA_CACHE_DIR say where"), (tmp_path, f"kept in {tmp_path}")):
+        monkeypatch.setattr("autospec.compiled.CACHE", place)
+        monkeypatch.setattr("autospec.step.warmup.CACHE", place)
+        caplog.clear()
+        tell_compiling()
+        assert "compiling kernels, once" in caplog.text
+        assert said in caplog.text
+    (tmp_path / "step").mkdir()
+    (tmp_path / "step" / "kernels.conclude-341.py312.nbi").touch()
+    caplog.clear()
+    tell_compiling()
+    assert not caplog.records
 
 
 def test_the_latest_states_stay(tmp_path: Path) -> None:

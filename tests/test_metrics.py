@@ -150,8 +150,18 @@ def test_two_controllers_do_not_share_metrics() -> None:
     registry, metrics = make()
     with pytest.raises(ConfigError, match="another controller"):
         metrics.bind(("a",), TokenCounts.empty(1, 1))
-    with pytest.raises(ValueError, match="Duplicated"):
+    with pytest.raises(ConfigError, match="close those first"):
         Metrics(registry)
+
+
+def test_a_registry_takes_the_metrics_of_the_controller_after_a_closed_one() -> None:
+    registry, metrics = make()
+    metrics.add_event("probe")
+    metrics.close()
+    metrics.close()
+    assert registry.get_sample_value("autospec_probes_total") is None
+    Metrics(registry).bind(("ngram",), TokenCounts.empty(1, 1))
+    assert registry.get_sample_value("autospec_probes_total") == 0
 
 
 def test_exposition_is_served_and_the_port_freed() -> None:

@@ -36,7 +36,8 @@ class Server:
     def batch(self) -> tuple[Int64Array, Int32Array]:
         return np.array([self.handle]), np.array([10 + self.tokens], dtype=np.int32)
 
-    def offers(self) -> tuple[Int16Array, Float32Array]:
+    def offers(self, wanted: NDArray[np.bool_]) -> tuple[Int16Array, Float32Array]:
+        assert not wanted[1]  # a model
         lengths = np.array([[16], [0]], dtype=np.int16)
         return lengths, np.full((2, 1, 16), 0.9, dtype=np.float32)
 

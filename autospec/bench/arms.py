@@ -27,6 +27,7 @@ from autospec.metrics import Metrics
 from autospec.policy.static import StaticOptions
 from autospec.profile.file import warm_start
 from autospec.profile.learned import Identity, Profile
+from autospec.profile.place import own_place
 from autospec.profile.tuned import ProposerSettings
 from autospec.prompts import Prompt
 from autospec.proposers.base import LookupProposer
@@ -149,7 +150,7 @@ class Arm:
         if spec.name != PLAIN:
             engine = engine_info(inputs.target)
             if spec.name == ADAPTIVE and profile is None and settings.profile.path is not None:
-                profile = _saved(settings.profile.path, inputs, engine)
+                settings, profile = _saved(settings, settings.profile.path, inputs, engine)
             own = settings_of(profile, beside_model=inputs.has_model)
             proposers = _proposers(spec, inputs, own)
             infos = tuple(proposer.info for proposer in proposers)
@@ -184,15 +185,19 @@ class Arm:
         return serving.end()
 
 
-def _saved(path: Path, inputs: ArmInputs, engine: EngineInfo) -> Profile | None:
-    """The profile to start from, if there is one and it fits."""
+def _saved(
+    settings: Settings, path: Path, inputs: ArmInputs, engine: EngineInfo
+) -> tuple[Settings, Profile | None]:
+    """The settings with the profile's place, and the profile to start from, if there is one."""
     names = [*LOOKUP_DEFAULTS, *(head_kind(folder) for folder in inputs.heads)]
     if inputs.draft is not None:
         names.append("draft_model")
     if inputs.appended:
         names.append(APPENDED)
     infos = tuple(ProposerInfo(name, "lookup", 1) for name in names)  # names alone identify
-    return warm_start(path, Identity.of(engine, infos), hazard_table.LAYOUT, step_cost.LAYOUT)
+    of = Identity.of(engine, infos), hazard_table.LAYOUT, step_cost.LAYOUT
+    path = own_place(path, *of, is_strict=False)
+    return settings.with_profile(path), warm_start(path, *of)
 
 
 def _proposers(

@@ -211,7 +211,7 @@ def _save(arm: Arm, path: Path | None, console: Console) -> Path | None:
     if arm.controller is None or path is None:
         return None
     try:
-        return arm.controller.save(path)
+        return arm.controller.save(arm.controller.settings.profile.path or path)
     except ProfileError as error:
         say(console, f"profile not saved: {error}")
         return None
@@ -237,6 +237,7 @@ def _warm_requests(comparison: Comparison, arm: Arm, console: Console) -> float 
     if arm.controller is None or not arm.controller.is_warm:
         say(console, f"cold start: no profile that fits in {path}")
         return None
+    path = arm.controller.settings.profile.path or path
     profile = load_profile(path)
     requests = sum(each.requests for each in profile.workloads.values())
     say(

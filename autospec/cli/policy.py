@@ -39,9 +39,17 @@ def policy_check(
 ) -> None:
     """Check a policy file; list every mistake in it."""
     from autospec.config import load_settings
+    from autospec.policy.goodput import GoodputOptions
 
     settings = load_settings(policy)
     if show:
         typer.echo(settings.model_dump_json(indent=2))
     else:
         typer.echo(f"{policy}: good")
+        options = settings.policy
+        is_slo = isinstance(options, GoodputOptions) and options.objective == "slo"
+        if is_slo and settings.tpot_target_ms is None:
+            typer.echo(
+                "objective slo without tpot_target_ms: only requests that bring a target of their "
+                "own are held to one"
+            )

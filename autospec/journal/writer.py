@@ -185,14 +185,17 @@ class Journal:
                 self._on_failure()
 
 
-def open_journal(path: Path, max_bytes: int, on_failure: Callable[[], None]) -> Journal | None:
+def open_journal(
+    path: Path, max_bytes: int, on_failure: Callable[[], None] | None = None
+) -> Journal | None:
     """A server's journal. Serving goes on without one that cannot be opened: it is logged, and
     ``on_failure`` called."""
     try:
         return Journal(path, max_bytes, on_failure=on_failure)
     except InputError as error:
         log.error("%s; serving goes on without it", error)
-        on_failure()
+        if on_failure is not None:
+            on_failure()
         return None
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -25,13 +24,17 @@ from autospec.records import (
     ProposerInfo,
 )
 
-log = logging.getLogger("autospec")
-
 
 class PolicyOptions(BaseModel):
     """Options of one policy in YAML; each policy's own class adds a literal ``name``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def named(self) -> Iterable[str]:
+        """The proposers that the options name: ``proposer`` or ``proposers``, where a policy does
+        not say otherwise."""
+        one, several = getattr(self, "proposer", None), getattr(self, "proposers", None)
+        return several or (() if one is None else (one,))
 
 
 Options = TypeVar("Options", bound=PolicyOptions)
@@ -127,7 +130,6 @@ class Policy(ABC, Generic[Options]):
             [info.kind == "lookup" for info in proposers], dtype=np.bool_
         )
         self.rng = rng
-        self._missing: set[str] = set()
 
     @abstractmethod
     def decide(self, view: View) -> Decision:
@@ -168,19 +170,10 @@ class Policy(ABC, Generic[Options]):
         return mask
 
     def index_of(self, name: str | None) -> int:
-        """The number of a proposer; NO_PROPOSER for None, or with a warning for a name that this
-        engine has not: one policy file may serve several engines."""
+        """The number of a proposer; NO_PROPOSER for None, or for one that this engine has not."""
         for p, info in enumerate(self.proposers):
             if info.name == name:
                 return p
-        if name is not None and self.proposers and name not in self._missing:
-            self._missing.add(name)
-            log.warning(
-                "policy %s: %r is no proposer of this engine and never drafts; it has %s",
-                type(self).__name__.lower(),
-                name,
-                ", ".join(info.name for info in self.proposers),
-            )
         return NO_PROPOSER
 
 

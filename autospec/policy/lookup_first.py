@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import numpy as np
@@ -21,6 +22,10 @@ class LookupFirstOptions(PolicyOptions):
     min_confidence: Annotated[float, Field(ge=0, le=1)] = 0.5
     lookup_k: Annotated[int, Field(ge=0, le=64)] = 8
     model_k: Annotated[int, Field(ge=0, le=64)] = 3
+
+    def named(self) -> Iterable[str]:
+        """The proposers that the options name."""
+        return (self.lookup,) if self.model is None else (self.lookup, self.model)
 
 
 class LookupFirst(Policy[LookupFirstOptions]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -32,6 +33,10 @@ class ScheduleOptions(PolicyOptions):
         if bounds != sorted(set(bounds)):
             raise ValueError("max_requests must rise from band to band, null only in the last one")
         return table
+
+    def named(self) -> Iterable[str]:
+        """The proposers that the options name."""
+        return [band.proposer for band in self.table if band.proposer is not None]
 
 
 class Schedule(Policy[ScheduleOptions]):

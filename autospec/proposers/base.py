@@ -24,7 +24,10 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Draft tokens over the batch; ``lengths[i]`` of row ``i`` are valid."""
+    """Draft tokens over the batch; ``lengths[i]`` of row ``i`` are valid.
+
+    A token's confidence, in [0, 1], is that it is right if those before it are.
+    """
 
     tokens: Int32Array  # [n, k]
     lengths: Int16Array  # [n]

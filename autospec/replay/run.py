@@ -258,7 +258,7 @@ def make_controller(
 ) -> Controller:
     """A controller that starts from ``profile`` alone and saves nothing."""
     return Controller(
-        settings.with_profile(None),
+        settings.without_files(),
         engine.proposers,
         engine.info,
         profile=profile,

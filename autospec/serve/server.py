@@ -23,7 +23,6 @@ from autospec.engine.decoder import Decoder
 from autospec.engine.model import CausalModel
 from autospec.engine.request import GenerationRequest
 from autospec.errors import AutoSpecError
-from autospec.journal.writer import open_journal
 from autospec.metrics import Metrics
 from autospec.progress import heartbeat
 from autospec.serve.app import Service, create_app
@@ -76,7 +75,7 @@ def run_serve(options: ServeOptions, console: Console) -> int:
         tell_heads(options.heads, console)
         with heartbeat("preparing (compiles once)", lambda line: say(console, line)):
             service = make_service(options, settings, target, draft, threads)
-        if (path := settings.profile.path) is not None:
+        if (path := service.controller.settings.profile.path) is not None:
             start = "warm" if service.controller.is_warm else "cold"
             say(console, f"{start} start; what is learned is added to {path}")
         place = f"{options.host}:{port.getsockname()[1]}"
@@ -135,12 +134,8 @@ def make_service(
 ) -> Service:
     """The engine with its controller, ready to be started; it computes with so many threads."""
     registry = CollectorRegistry()
-    metrics = Metrics(registry)
-    journal = None
-    if (path := settings.journal.path) is not None:
-        journal = open_journal(path, settings.journal.max_bytes, metrics.add_journal_failure)
     inputs = ArmInputs(target, draft, options.slots, options.context, options.seed, options.heads)
-    arm = Arm(ArmSpec(ADAPTIVE), inputs, settings, journal=journal, metrics=metrics)
+    arm = Arm(ArmSpec(ADAPTIVE), inputs, settings, metrics=Metrics(registry))
 
     def prepare() -> None:
         torch.set_num_threads(threads)

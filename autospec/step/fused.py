@@ -106,9 +106,11 @@ def trim_fused(
 @compiled_brief
 def observe_fused(
     step: Step, program: Memory, observed: Observed
-) -> tuple[int, int, bool, bool, bool, bool, int]:
+) -> tuple[int, int, int, int, bool, bool, bool, bool, int]:
     """``conclude`` and ``learn_step``, what both return."""
-    paid, drifts, surprised, is_loss, is_told_apart, is_cheap = conclude(step, observed)
+    (
+        paid, verified, flawed, drifts, surprised, is_loss, is_told_apart, is_cheap,
+    ) = conclude(step, observed)  # fmt: skip
     _, _, _, matched, draft_seconds, seconds, plain_seconds = observed[:7]
     arrays = step.arrays
     learned = learn_step(
@@ -116,7 +118,9 @@ def observe_fused(
         arrays.verified, arrays.accepted, arrays.committed, matched, seconds, plain_seconds,
         draft_seconds, is_told_apart, arrays.promised,
     )  # fmt: skip
-    return paid, drifts, surprised, is_loss, is_told_apart, is_cheap, learned
+    return (
+        paid, verified, flawed, drifts, surprised, is_loss, is_told_apart, is_cheap, learned,
+    )  # fmt: skip
 
 
 class Fused(NamedTuple):
@@ -124,4 +128,4 @@ class Fused(NamedTuple):
 
     plan: Callable[..., Planned] = plan_fused
     trim: Callable[..., Trimmed] = trim_fused
-    observe: Callable[..., tuple[int, int, bool, bool, bool, bool, int]] = observe_fused
+    observe: Callable[..., tuple[int, int, int, int, bool, bool, bool, bool, int]] = observe_fused

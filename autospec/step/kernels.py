@@ -23,6 +23,7 @@ from autospec.rails.probe import CHEAP, DEAR, ClockArrays, note_arms, repeat_pro
 from autospec.rails.speedup import note_worth
 from autospec.records import Float32Array, Float64Array, Int16Array, Int32Array, Int64Array
 from autospec.step.counts import count_tokens
+from autospec.step.flaws import NOTHING_COMMITTED, SOUND, flaw_of
 from autospec.step.record import Step, StepArrays
 from autospec.step.rows import UNKNOWN_SLOT, RequestArrays, resolve_handles
 
@@ -336,15 +337,17 @@ def _make_sense(draft_seconds: Float64Array, step_seconds: float) -> bool:
 
 
 @compiled_brief
-def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool, bool]:
+def conclude(step: Step, observed: Observed) -> tuple[int, int, int, int, bool, bool, bool, bool]:
     """Clean a step's result, count it, learn acceptance and, if it teaches that, cost; sum it up.
 
     Counts are forced into 0 <= accepted <= verified <= drafted and 0 <= committed <= verified + 1.
-    A probe teaches as if it had been trimmed.
+    A row with a flaw teaches nothing of acceptance and counts as not verified; the step is still
+    paid for and worth what they were forced into. A probe teaches as if it had been trimmed.
 
-    Returns (tokens paid for, sudden changes of acceptance noticed, whether cost has changed for
-    good, whether the guard turns speculation off, whether the seconds of drafting are told apart
-    and make sense, whether a probe without models took far less than expected).
+    Returns (tokens paid for, draft tokens among them, running requests whose rows are flawed,
+    sudden changes of acceptance noticed, whether cost has changed for good, whether the guard turns
+    speculation off, whether the seconds of drafting are told apart and make sense, whether a probe
+    without models took far less than expected).
     """
     (
         verified, accepted, committed, matched, draft_seconds, seconds, plain_seconds,
@@ -357,7 +360,10 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool
     handles, proposer = arrays.handles, arrays.proposer
     clean_verified, clean_accepted = arrays.verified, arrays.accepted
     clean_committed, worth, right = arrays.committed, arrays.worth, arrays.right
+    flaws, taught, draft_models = arrays.flaws, arrays.taught, arrays.draft_models
+    most_matched = arrays.bins.shape[2]
     resolve_handles(standing.requests, handles, slots)
+    flawed = 0
     total = 0
     total_verified = 0
     longest = 0
@@ -369,15 +375,31 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool
         total += clean_committed[i]
         total_verified += clean_verified[i]
         longest = max(longest, clean_verified[i])
+        flaws[i] = flaw_of(
+            drafted[i], verified[i], accepted[i], committed[i], matched, i, most_matched
+        )
+        taught[i] = clean_committed[i]
+        if flaws[i] != SOUND:
+            clean_verified[i] = 0
+            clean_accepted[i] = 0
+            taught[i] = 0
+            draft_models[i] = -1
+            # Of a request that ended meanwhile nobody need know.
+            flawed += known[i]
         worth[i] = clean_verified[i]
         if is_trimmed and is_probe:
             worth[i] = min(clean_verified[i], kept[i])
         right[i] = min(clean_accepted[i], worth[i])
+    if total == 0 and is_timed and flawed == 0:
+        for i in range(handles.shape[0]):
+            if known[i]:
+                flaws[i] = NOTHING_COMMITTED
+                flawed += 1
     rows = Rows(slots, arrays.workloads, arrays.token_buckets)
     drifts = learn_rows(
         standing.ahead,
         rows,
-        Verified(known, proposer, arrays.asked, drafted, worth, right, clean_committed),
+        Verified(known, proposer, arrays.asked, drafted, worth, right, taught),
         matched,
         arrays.offer_lengths,
         arrays.draft_hazards if is_trimmed else arrays.hazards,
@@ -389,8 +411,8 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool
             standing.drafted,
             rows,
             Verified(
-                known, arrays.draft_models, clean_verified, clean_verified, clean_verified,
-                clean_accepted, clean_committed,
+                known, draft_models, clean_verified, clean_verified, clean_verified,
+                clean_accepted, taught,
             ),
             arrays.unmatched,
             arrays.offer_lengths,
@@ -431,4 +453,6 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, bool, bool, bool
         plain = note_worth(watch.worth, total, n / plain_seconds, seconds, predicted)
         if has_guard and is_speculative and total_verified > 0:
             is_loss = note_speculative(watch.guard, arrays.octave, total, plain)
-    return paid, drifts, surprised, is_loss, is_told_apart, is_cheap
+    return (
+        paid, total_verified, flawed, drifts, surprised, is_loss, is_told_apart, is_cheap,
+    )  # fmt: skip

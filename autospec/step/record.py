@@ -61,7 +61,8 @@ class StepArrays(NamedTuple):
     ``bins`` and ``hazards`` are those before drafting; those that know the drafts, of proposers
     ``draft_models``, have names of their own and are filled for what these drafted. ``kept`` is
     what ``trim`` leaves of the ``drafted``, also where a probe verifies them all; ``worth`` and
-    ``right`` are what would have been verified and accepted of those. ``depth``, ``draft_tokens``
+    ``right`` are what would have been verified and accepted of those. ``flaws`` is what is wrong
+    with a row's counts, ``taught`` the committed tokens of the others. ``depth``, ``draft_tokens``
     and ``catch_up`` sum up the models' work; ``promised`` is what the policy expects of the drafts.
     """
 
@@ -90,6 +91,8 @@ class StepArrays(NamedTuple):
     committed: Int16Array  # [n]
     worth: Int16Array  # [n]
     right: Int16Array  # [n]
+    flaws: Int16Array  # [n]
+    taught: Int16Array  # [n]
     unmatched: Int16Array  # [p, n], -1
     depth: Float64Array  # [p]
     draft_tokens: Float64Array  # [p]
@@ -173,7 +176,7 @@ class StepRecord:
         self._standing: Standing | None = None
         rows = np.zeros((3, n), dtype=np.int32)
         offered = np.zeros((4, p, n), dtype=np.int16)
-        counts = np.zeros((10, n), dtype=np.int16)
+        counts = np.zeros((12, n), dtype=np.int16)
         bins = np.zeros((2, n, p, k), dtype=np.uint8)
         hazards = np.zeros((2, n, p, k), dtype=np.float32)
         models = np.zeros((3, p))
@@ -203,6 +206,8 @@ class StepRecord:
             committed=counts[5],
             worth=counts[6],
             right=counts[7],
+            flaws=counts[10],
+            taught=counts[11],
             unmatched=np.full((p, n), -1, dtype=np.int16),
             depth=models[0],
             draft_tokens=models[1],

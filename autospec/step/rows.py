@@ -21,8 +21,16 @@ UNKNOWN_SLOT = 0
 """The slot of a handle that is not running; never given to a request."""
 
 
+NO_HANDLE = 0
+"""A handle that no request ever has."""
+
+
 class RequestArrays(NamedTuple):
-    """What is kept of every running request, by slot."""
+    """What is kept of every running request, by slot.
+
+    ``read`` is the number of the last batch that a slot was found in, that of UNKNOWN_SLOT the
+    number of batches.
+    """
 
     generation: Int64Array
     running: NDArray[np.bool_]
@@ -32,6 +40,7 @@ class RequestArrays(NamedTuple):
     decode_seconds: Float64Array
     decode_tokens: Float64Array
     last_proposer: Int16Array
+    read: Int64Array
 
 
 class RequestRows:
@@ -50,6 +59,7 @@ class RequestRows:
             np.zeros(num_slots),
             np.zeros(num_slots),
             np.full(num_slots, -1, dtype=np.int16),
+            np.zeros(num_slots, dtype=np.int64),
         )
         self._free = list(range(num_slots - 1, UNKNOWN_SLOT, -1))
 
@@ -80,6 +90,11 @@ class RequestRows:
         generation = int(self.arrays.generation[slot])
         return slot if generation == int(handle) >> SLOT_BITS else UNKNOWN_SLOT
 
+    @property
+    def running(self) -> int:
+        """How many requests run."""
+        return len(self) - 1 - len(self._free)
+
     def finish(self, slot: int) -> None:
         """Give the slot back."""
         self.arrays.running[slot] = False
@@ -97,7 +112,10 @@ class RequestRows:
 
 @compiled_brief
 def resolve_handles(requests: RequestArrays, handles: Int64Array, slots: Int32Array) -> int:
-    """Slots [n] of handles [n]; 0 for those that are not running, which are counted."""
+    """Slots [n] of handles [n]; 0 for those that are not running or were given before, which are
+    counted."""
+    read = requests.read
+    read[UNKNOWN_SLOT] += 1
     unknown = 0
     for i in range(handles.shape[0]):
         slot = handles[i] & (MAX_SLOTS - 1)
@@ -106,8 +124,10 @@ def resolve_handles(requests: RequestArrays, handles: Int64Array, slots: Int32Ar
             and slot < requests.running.shape[0]
             and requests.running[slot]
             and requests.generation[slot] == handles[i] >> SLOT_BITS
+            and read[slot] != read[UNKNOWN_SLOT]
         ):
             slots[i] = slot
+            read[slot] = read[UNKNOWN_SLOT]
         else:
             slots[i] = UNKNOWN_SLOT
             unknown += 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 
-from autospec.compiled import prepared
+from autospec.compiled import CACHE, is_ready, prepared
 from autospec.config import LearningSettings
 from autospec.cost.step_cost import StepLoad
 from autospec.estimators import Estimators
@@ -28,6 +29,19 @@ from autospec.step.kernels import (
 )
 from autospec.step.record import StepRecord, Watch
 from autospec.step.rows import RequestRows
+
+log = logging.getLogger("autospec")
+
+
+def tell_compiling() -> None:
+    """Say it before somebody has to wait for it."""
+    if not is_ready(conclude):
+        log.warning(
+            "compiling kernels, once, for about a minute; %s",
+            f"they are kept in {CACHE} (NUMBA_CACHE_DIR says where)"
+            if CACHE is not None
+            else "nothing can be written where they would be kept: let NUMBA_CACHE_DIR say where",
+        )
 
 
 def warm_up(

@@ -165,7 +165,7 @@ class Course:
         self._max_tokens = max_tokens
         self._capacity = max(len(each) for each in self._tokens.values()) + max_tokens + 1
         self._models = models
-        self._policy = policy.with_profile(None)
+        self._policy = policy.without_files()
         self._profiles = dict(profiles)
         self._served = 0
         self.learned: dict[str, Profile] = {}

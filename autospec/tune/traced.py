@@ -246,7 +246,7 @@ def tuned_goodput(
     """
     engine = TracedEngine(requests, load, bed, settings)
     controller = Controller(
-        bed.policy.with_profile(None),
+        bed.policy.without_files(),
         engine.proposers,
         engine.info,
         profile=profile,

@@ -138,7 +138,9 @@ def test_the_second_run_starts_warm_and_says_so(options: BenchOptions, tmp_path:
     assert "learned on 4 requests" in shown
 
 
-def test_a_profile_of_something_else_is_left_alone(options: BenchOptions, tmp_path: Path) -> None:
+def test_a_profile_of_something_else_is_left_alone(
+    options: BenchOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     options = replace(options, loads=(1,), rounds=1, profile=tmp_path / "profile.json")
     assert options.profile is not None
     run(options)
@@ -147,10 +149,13 @@ def test_a_profile_of_something_else_is_left_alone(options: BenchOptions, tmp_pa
     code, shown = run(options)
     assert code == 0
     assert f"cold start: no profile that fits in {options.profile}" in shown
-    assert "profile not saved: " in shown
-    assert "dtype is 'float32'" in shown
+    (own,) = tmp_path.glob("profile.*.json")
+    assert f"profile saved in {own}" in shown
+    assert "dtype is 'float32'" in caplog.text
     assert options.profile.read_text(encoding="utf-8") == saved
-    assert figures(options)["files"]["profile"] is None
+    assert figures(options)["files"]["profile"] == str(own)
+    _, shown = run(options)
+    assert f"warm start from {own}" in shown
 
 
 def test_a_machine_too_slow_skips_rounds_but_no_phase(

@@ -60,6 +60,18 @@ def test_metrics_equal_what_was_fed_in() -> None:
     assert registry.get_sample_value("autospec_running_requests") == 5
 
 
+def test_nothing_runs_or_waits_once_the_last_request_is_done() -> None:
+    registry = CollectorRegistry()
+    engine = serve([lookup()], requests=70, metrics=Metrics(registry))
+    engine.step(waiting_requests=3)
+    gauges = [f"autospec_{name}_requests" for name in ("running", "waiting")]
+    assert [registry.get_sample_value(gauge) for gauge in gauges] == [70, 3]
+    engine.finish(69)
+    assert [registry.get_sample_value(gauge) for gauge in gauges] == [70, 3]  # as planned last
+    engine.finish(1)
+    assert [registry.get_sample_value(gauge) for gauge in gauges] == [0, 0]
+
+
 def test_the_measured_speedup_is_near_the_truth() -> None:
     engine = serve([lookup(hazard=0.9)], requests=2)
     engine.run(200)
@@ -240,6 +252,37 @@ def test_another_engines_profile_is_refused(tmp_path: Path) -> None:
             other,
             profile=load_profile(path),
         )
+
+
+def test_what_is_learned_beside_another_engines_profile_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "profile.json"
+    yaml = profile_yaml(path)
+    first = serve([lookup(hazard=0.7)], yaml=yaml)
+    first.run(20)
+    first.controller.close()
+    before = path.read_bytes()
+    other = replace(ENGINE, dtype="bfloat16")
+    own = None
+    for is_warm in (False, True):
+        second = serve([lookup(hazard=0.7)], yaml=yaml, engine=other)
+        assert second.controller.is_warm == is_warm
+        second.run(20)
+        own = second.controller.save()
+        second.controller.close()
+    assert own is not None
+    assert own.parent == tmp_path
+    assert own != path
+    assert load_profile(own).identity.dtype == "bfloat16"
+    assert path.read_bytes() == before
+    said = f"{path}: profile does not fit: dtype is 'float64', expected 'bfloat16'; it is left"
+    assert caplog.text.count(said) == 2
+    assert caplog.text.count(f"{own} read and saved instead; ") == 2
+    third = serve([lookup(hazard=0.7)], yaml=yaml, engine=replace(ENGINE, target="another"))
+    assert third.controller.settings.profile.path not in (path, own)
+    with pytest.raises(ProfileMismatch, match=r"dtype is .*; name another profile.path"):
+        Controller(parse_settings(f"version: 1\n{yaml}"), [lookup().info], other, strict=True)
 
 
 def test_ten_thousand_requests_leave_nothing_behind() -> None:

@@ -218,6 +218,12 @@ def test_late_and_unknown_outcomes_are_survived(name: str) -> None:
     assert len(policy.decide(view(3)).k) == 3
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_before() -> None:
+    """Where nothing is compiled yet, the first controller says so: none of the tests' business."""
+    Controller(settings("off"), PROPOSERS, ENGINE)
+
+
 def run_controller(name: str, count: int, seed: int) -> list[tuple[list[int], list[int], str]]:
     """A served loop with requests that come and go; returns every plan."""
     controller = Controller(settings(name), PROPOSERS, ENGINE, clock=lambda: 0.0, seed=seed)

@@ -24,7 +24,6 @@ from autospec.config import Settings
 from autospec.controller import Controller
 from autospec.cost import step_cost
 from autospec.errors import ProfileError
-from autospec.journal.writer import open_journal
 from autospec.metrics import Metrics
 from autospec.profile.file import load_profile
 from autospec.profile.learned import Identity
@@ -119,13 +118,8 @@ class Pilot:
         self.requests: dict[str, Tracked] = {}
         self._failed: set[int] = set()
         self.metrics = Metrics(registry)
-        journal = None
-        if (path := settings.journal.path) is not None:
-            journal = open_journal(
-                path, settings.journal.max_bytes, self.metrics.add_journal_failure
-            )
         self.controller = Controller(
-            settings, infos, engine, metrics=self.metrics, journal=journal, seed=options.seed
+            settings, infos, engine, metrics=self.metrics, seed=options.seed
         )
         self._max_requests = max_requests
         self._idle = [self._new_memory()]
