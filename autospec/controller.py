@@ -337,6 +337,7 @@ class Controller:
         rails = self._rails
         offered = record.offered(batch, self._most_at(n) if self._caps else self._most)
         record.waiting = batch.waiting_requests
+        record.prefill_seconds = batch.prefill_tokens * self.cost.prefill_token_seconds
         record.is_trimmed = False
         record.arm = NO_ARM
         mode: Mode = "speculate"
@@ -371,7 +372,7 @@ class Controller:
             self._tell_unknown(record)
         record.plan_id = plan_id
         record.is_as_planned = True
-        seconds = predicted if is_known else None
+        seconds = predicted + record.prefill_seconds if is_known else None
         return Plan(plan_id, offered[0], proposer, k, k, mode, seconds, expected)
 
     def _most_at(self, requests: int) -> Int16Array:
@@ -435,8 +436,9 @@ class Controller:
         if self._metrics is not None and record.plain_seconds > 0.0:
             self._estimated_speedup = expected / seconds * record.plain_seconds / n
         return Plan(
-            plan.id, plan.handles, plan.proposer, plan.k, verify, plan.mode, seconds, expected
-        )
+            plan.id, plan.handles, plan.proposer, plan.k, verify, plan.mode,
+            seconds + record.prefill_seconds, expected,
+        )  # fmt: skip
 
     def _observe(self, plan: Plan, record: StepRecord, result: StepResult, started: float) -> None:
         n, p, rails = record.n, len(self.proposers), self._rails

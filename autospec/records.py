@@ -123,7 +123,7 @@ class Plan(NamedTuple):
     """One step's decision: who drafts for each request, how many tokens, how many to verify.
 
     ``verify`` equals ``k`` until ``Controller.trim`` has seen the drafts. ``predicted_seconds``, of
-    drafting and the target's forward without any prefill, are None until a step's cost is known;
+    drafting, the target's forward and the step's prefill, are None until a step's cost is known;
     ``predicted_tokens`` are those expected to be committed. A tuple: one is made in every step,
     which takes a quarter of the time.
     """

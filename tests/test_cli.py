@@ -272,3 +272,9 @@ def test_a_fault_shows_its_place_when_asked(
     monkeypatch.setattr("sys.argv", ["autospec", "schema"])
     with pytest.raises(ZeroDivisionError):
         cli.main()
+
+
+def test_warm_up_compiles_for_any_policy(command: Command) -> None:
+    assert command("warm-up") == 0
+    assert "compiled" in command.out
+    assert command("warm-up", "--policy", "nobody.yaml") == 2

@@ -14,6 +14,7 @@ from autospec.cli import (
     train_proposer,
     tune,
     vllm_args,
+    warm_up,
 )
 from autospec.cli.app import main
 
@@ -32,4 +33,5 @@ __all__ = [
     "train_proposer",
     "tune",
     "vllm_args",
+    "warm_up",
 ]

@@ -150,6 +150,7 @@ class StepRecord:
         "octave",
         "plain_seconds",
         "plan_id",
+        "prefill_seconds",
         "reference",
         "view",
         "waiting",
@@ -162,6 +163,8 @@ class StepRecord:
         self.plan_id = NOT_PLANNED
         self.decision_seconds = 0.0
         self.plain_seconds = 0.0
+        self.prefill_seconds = 0.0
+        """What the prompts of the step are expected to take beside it."""
         self.context_tokens = 0
         self.waiting = 0
         self.has_models = False

@@ -291,3 +291,16 @@ def test_a_step_is_held_to_its_own_promise() -> None:
         under_way = plan
     assert controller.policy.gate is not None
     assert controller.policy.gate.arrays.balance[0] > 2.0
+
+
+def test_a_steps_seconds_are_predicted_with_its_prefill() -> None:
+    engine = serve([lookup(hazard=0.8)], requests=4, noise=0.0)
+    engine.run(100)
+    usual = engine.seconds
+    ratios = []
+    for prompt_tokens in (0, 100, 400) * 30:
+        engine.seconds = lambda n, verified: usual(n, verified) + 0.0002 * prompt_tokens  # noqa: B023
+        plan, result = engine.step(prefill_tokens=prompt_tokens)
+        assert plan.predicted_seconds is not None
+        ratios.append(result.step_seconds / plan.predicted_seconds)
+    assert ratios[-30:] == pytest.approx([1.0] * 30, rel=0.1)
