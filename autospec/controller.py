@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import platform
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from autospec.cost.step_cost import StepLoad
 from autospec.errors import AutoSpecError, ConfigError
 from autospec.estimators import Estimators
 from autospec.journal.writer import Journal, open_journal
+from autospec.limits import most_of, target_of, usable
 from autospec.metrics import Event, Metrics, MetricsServer
 from autospec.policy import make_policy
 from autospec.policy.base import NO_ARM, Outcome
@@ -35,7 +36,6 @@ from autospec.profile.saving import Saving
 from autospec.profile.tuned import KCap
 from autospec.rails.overruling import Rails
 from autospec.records import (
-    KINDS,
     NO_PROPOSER,
     BatchState,
     EngineInfo,
@@ -48,19 +48,17 @@ from autospec.records import (
     StepResult,
 )
 from autospec.step.counts import TokenCounts
-from autospec.step.flaws import SOUND, told
 from autospec.step.kernels import NOT_YET, bound_drafted, conclude
 from autospec.step.record import Standing, StepRecord, StepRecords
 from autospec.step.rows import NO_HANDLE, UNKNOWN_SLOT, RequestRows
 from autospec.step.stepwise import Stepwise
 from autospec.step.warmup import tell_compiling, warm_up
+from autospec.troubles import Troubles
 from autospec.workload import OTHER, Workloads
 
 log = logging.getLogger("autospec")
 
 _STEPS_UNDER_WAY = 32
-MOST_K = 64
-"""The longest draft of one request in one step that any proposer may have."""
 
 
 class Controller:
@@ -91,19 +89,19 @@ class Controller:
         seed: int = 0,
         strict: bool = False,
     ) -> None:
-        self.faults: Counter[str] = Counter()
-        self.dropped: Counter[str] = Counter()
+        self._troubles = Troubles(is_strict=strict)
+        self.faults, self.dropped = self._troubles.faults, self._troubles.dropped
         self._is_strict = strict
         self.proposers = tuple(proposers)
         self.engine = engine
         self.identity = Identity.of(engine, self.proposers)
         self.k_max = max((info.max_k for info in proposers), default=0)
         self._clock = clock
-        self._metrics = metrics
+        self._troubles.metrics = self._metrics = metrics
         self._journal = journal
         if engine.shape not in SHAPES:
             raise ConfigError(f"engine: shape is {engine.shape!r}; allowed: {', '.join(SHAPES)}")
-        self._most = _usable(settings, self.proposers)
+        self._most = usable(settings, self.proposers)
         self._allowed = self._most > 0
         self._allows_all = bool(self._allowed.all())
         self._tell_missing(settings)
@@ -150,7 +148,7 @@ class Controller:
         self._saving = Saving(
             settings.profile, self.learned, self.workloads,
             f"learned while serving, policy {type(self.policy).__name__.lower()}", wall_clock,
-            lambda error: self._fault("save", error),
+            partial(self._troubles.fault, "save"),
         )  # fmt: skip
         if profile is not None:
             faded = profile.faded(wall_clock(), settings.profile.half_life_days)
@@ -158,12 +156,13 @@ class Controller:
                 self.learned.load(faded, self.workloads.labels)
             except Exception as error:  # arrays of other names or shapes
                 self.is_warm = False
-                self._fault("profile", error)
+                self._troubles.fault("profile", error)
         self._server: MetricsServer | None = None
         if metrics is None and settings.metrics.port is not None:
             registry = CollectorRegistry()
             self._metrics = metrics = Metrics(registry)
             self._server = self._serve(settings.metrics.port, registry)
+        self._troubles.metrics = metrics
         if metrics is not None:
             metrics.bind([info.name for info in self.proposers], self._counts)
         if journal is None and settings.journal.path is not None:
@@ -190,19 +189,19 @@ class Controller:
         try:
             workload = self.workloads.index(request)
         except Exception as error:
-            self._fault("workload", error)
+            self._troubles.fault("workload", error)
         try:
-            max_k = _most_of(request, self.settings)
+            max_k = most_of(request, self.settings)
         except Exception as error:
-            self._fault("max_k", error)
+            self._troubles.fault("max_k", error)
         try:
-            target = _target_of(request, self.settings)
+            target = target_of(request, self.settings)
         except Exception as error:
-            self._fault("target", error)
+            self._troubles.fault("target", error)
         try:
             handle = self.rows.start(workload, max_k, target)
         except OverflowError as error:
-            self._fault("start", error)
+            self._troubles.fault("start", error)
             return NO_HANDLE
         self._has_targets |= target > 0.0
         num_slots = len(self.rows)
@@ -217,7 +216,7 @@ class Controller:
         """The request ended, however it did. Unknown handles are counted and ignored."""
         slot = self.rows.slot_of(handle)
         if slot == UNKNOWN_SLOT:
-            self._dropped("unknown request", f"handle {handle} to finish is not running")
+            self._troubles.drop("unknown request", f"handle {handle} to finish is not running")
             return
         self.rows.finish(slot)
         if self._metrics is not None and self.rows.running == 0:
@@ -244,7 +243,7 @@ class Controller:
             record = self._records.take(batch.handles.shape[0], self._standing)
             plan = self._plan(plan_id, record, batch)
         except Exception as error:
-            self._fault("plan", error)
+            self._troubles.fault("plan", error)
             record = self._records.take(0, self._standing)
             handles = np.ravel(_handles_of(batch))
             zeros = np.zeros(handles.shape[0], dtype=np.int16)
@@ -266,11 +265,11 @@ class Controller:
         try:
             record = self._under_way[plan.id % _STEPS_UNDER_WAY]
             if confidence is not None and confidence.shape != (plan.k.shape[0], self.k_max):
-                self._fault("trim", _misshapen(confidence, plan.k.shape[0], self.k_max))
+                self._troubles.fault("trim", _misshapen(confidence, plan.k.shape[0], self.k_max))
                 confidence = None
             plan = self._verify(plan, record, drafted, confidence)
         except Exception as error:
-            self._fault("trim", error)
+            self._troubles.fault("trim", error)
         if record is not None:
             record.decision_seconds += self._clock() - started
         return plan
@@ -285,10 +284,10 @@ class Controller:
             if plan.mode == "fallback":
                 if self._metrics is not None and record is not None:
                     self._metrics.add_step("fallback", None, record.decision_seconds)
-                self._dropped("fallback step", f"step {plan.id} was not planned")
+                self._troubles.drop("fallback step", f"step {plan.id} was not planned")
                 return
             if record is None or record.plan_id != plan.id:
-                self._dropped(
+                self._troubles.drop(
                     "late or repeated",
                     f"step {plan.id} was observed before, or is {_STEPS_UNDER_WAY} or more steps "
                     "old",
@@ -296,7 +295,7 @@ class Controller:
                 return
             self._observe(plan, record, result, started)
         except Exception as error:
-            self._fault("observe", error)
+            self._troubles.fault("observe", error)
         if record is not None:
             self._under_way[place] = None
             self._records.give_back(record)
@@ -318,7 +317,7 @@ class Controller:
         try:
             self.save()
         except Exception as error:
-            self._fault("save", error)
+            self._troubles.fault("save", error)
         if self._journal is not None:
             self._journal.close()
         if self._server is not None:
@@ -369,7 +368,7 @@ class Controller:
             if mode == "probe":
                 self._metrics.add_event("probe")
         if unknown:
-            self._tell_unknown(record)
+            self._troubles.drop_handle(record, self.rows)
         record.plan_id = plan_id
         record.is_as_planned = True
         seconds = predicted + record.prefill_seconds if is_known else None
@@ -473,9 +472,9 @@ class Controller:
                 record.reference, observed
             )
         if flawed:
-            self._tell_flaws(record, result)
+            self._troubles.drop_flawed(record, result)
         if draft_seconds is not None and not is_told_apart:
-            self._dropped(
+            self._troubles.drop(
                 "unusable draft time",
                 f"draft_seconds of step {plan.id} are {draft_seconds} of {step_seconds}; "
                 "allowed: from 0, together less than step_seconds",
@@ -495,7 +494,7 @@ class Controller:
             )  # fmt: skip
             self.cost.observe(load, step_seconds, draft_seconds, result.prefill_tokens)
         if not is_timed:
-            self._dropped(
+            self._troubles.drop(
                 "unusable step time",
                 f"step_seconds of step {plan.id} is {step_seconds}; allowed: between "
                 f"{LEAST_SECONDS:g} and {MOST_SECONDS:g}",
@@ -549,7 +548,7 @@ class Controller:
         try:
             return MetricsServer(port, registry, self.settings.metrics.address)
         except AutoSpecError as error:
-            self._fault("metrics", error)
+            self._troubles.fault("metrics", error)
             return None
 
     def _open_journal(self, path: Path) -> Journal | None:
@@ -577,46 +576,6 @@ class Controller:
                     raise ConfigError(said)
                 log.warning("%s", said)
 
-    def _tell_unknown(self, record: StepRecord) -> None:
-        """Tell of the first row of a planned step whose handle is not running, or given twice."""
-        row = int(np.flatnonzero(record.arrays.slots == UNKNOWN_SLOT)[0])
-        handle = int(record.arrays.handles[row])
-        if self.rows.slot_of(handle) == UNKNOWN_SLOT:
-            self._dropped("unknown request", f"handles[{row}] is {handle}, which is not running")
-        else:
-            self._dropped("repeated request", f"handles[{row}] is {handle}, as an earlier row's")
-
-    def _tell_flaws(self, record: StepRecord, result: StepResult) -> None:
-        """Tell of the rows of a result that cannot be; those of ended requests do not matter."""
-        arrays = record.arrays
-        flaws = np.where(arrays.known, arrays.flaws, SOUND)
-        for flaw, found, count in told(flaws, arrays.drafted, result):
-            if self.dropped[flaw.name] == 0 and not self._is_strict:
-                log.warning("%s: %s; such rows teach nothing (logged once)", flaw.name, found)
-            self._dropped(flaw.name, found, count)
-
-    def _dropped(self, reason: str, found: str, count: int = 1) -> None:
-        """Count what was not learned from."""
-        if self._is_strict:
-            raise ValueError(f"{reason}: {found}")
-        self.dropped[reason] += count
-        if self._metrics is not None:
-            self._metrics.add_dropped(reason, count)
-
-    def _fault(self, place: str, error: Exception) -> None:
-        """Count a fault; log the first of its kind with its traceback."""
-        if self._is_strict and place != "save":
-            raise error
-        self.faults[place] += 1
-        if self._metrics is not None:
-            self._metrics.add_fallback(place)
-        if self.faults[place] == 1:
-            log.error(
-                "AutoSpec failed in %s; serving goes on without it (logged once)",
-                place,
-                exc_info=error,
-            )
-
 
 def _verifying(plan: Plan, verify: Int16Array) -> Plan:
     """The plan for so many tokens [n] to verify; itself where they are its own."""
@@ -626,32 +585,6 @@ def _verifying(plan: Plan, verify: Int16Array) -> Plan:
         plan.id, plan.handles, plan.proposer, plan.k, verify, plan.mode, plan.predicted_seconds,
         plan.predicted_tokens,
     )  # fmt: skip
-
-
-def _most_of(request: Request, settings: Settings) -> int:
-    """The longest draft of a request. Raises ValueError."""
-    max_k = request.max_k
-    if max_k is None:
-        return settings.max_k
-    if not isinstance(max_k, int | np.integer) or max_k < 0:
-        raise ValueError(
-            f"request {request.id!r}: max_k is {max_k!r}; it must be an integer from 0, "
-            "or None for no cap"
-        )
-    return min(int(max_k), settings.max_k)
-
-
-def _target_of(request: Request, settings: Settings) -> float:
-    """The seconds per token that a request should take, 0 for no target. Raises ValueError."""
-    target = request.tpot_target_seconds
-    if target is None:
-        return (settings.tpot_target_ms or 0.0) / 1000.0
-    if not isinstance(target, int | float | np.number) or not target >= 0.0:
-        raise ValueError(
-            f"request {request.id!r}: tpot_target_seconds is {target!r}; it must be a number from "
-            "0, or None for no target"
-        )
-    return float(target)
 
 
 def _handles_of(batch: object) -> NDArray[np.int64]:
@@ -666,29 +599,4 @@ def _misshapen(confidence: Float32Array, n: int, k_max: int) -> ValueError:
     return ValueError(
         f"confidence has shape {confidence.shape}, expected {(n, k_max)}: "
         "Controller.k_max columns, NaN where nothing is known"
-    )
-
-
-def _usable(settings: Settings, proposers: Sequence[ProposerInfo]) -> Int16Array:
-    """The most tokens each proposer may draft [p]; 0 for those that the settings leave out."""
-    names = [info.name for info in proposers]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"proposers: every name must differ, found {names}")
-    for info in proposers:
-        if not 1 <= info.max_k <= MOST_K:
-            raise ConfigError(
-                f"proposers: {info.name!r} has max_k {info.max_k}; it must be 1 to {MOST_K}"
-            )
-        if info.kind not in KINDS:
-            raise ConfigError(
-                f"proposers: {info.name!r} is of kind {info.kind!r}; allowed: {', '.join(KINDS)}"
-            )
-    allowed = names if settings.proposers is None else settings.proposers
-    for name in allowed:
-        if name not in names:
-            raise ConfigError(
-                f"proposers: {name!r} is not a proposer of this engine; it has {names}"
-            )
-    return np.array(
-        [info.max_k if info.name in allowed else 0 for info in proposers], dtype=np.int16
     )
