@@ -38,7 +38,7 @@ def test_a_wrong_option_is_named() -> None:
         pass
 
 
-def test_a_profile_is_saved_kept_aside_refused_or_joined(
+def test_a_profile_is_saved_kept_aside_left_alone_or_joined(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "profile.json"
@@ -56,9 +56,12 @@ def test_a_profile_is_saved_kept_aside_refused_or_joined(
     other = options | {"lookups": ["suffix"]}  # other proposers: nothing that could be shared
     with caplog.at_level(logging.WARNING), engine("ngram", options=other) as llm:
         assert not steering_of(llm).pilot.controller.is_warm
-        assert "starting cold" in caplog.text
+        assert "proposers is" in caplog.text
         generate(llm, TEXTS, extra=_label)
     assert path.read_bytes() == before  # of somebody else's making: left alone
+    (beside,) = tmp_path.glob("profile.????????.json")
+    assert beside.name in caplog.text
+    assert {"chat", "rag"} <= set(load_profile(beside).workloads)
 
     with engine("ngram", options=options) as llm:
         assert steering_of(llm).pilot.controller.is_warm
