@@ -91,7 +91,6 @@ class Controller:
     ) -> None:
         self._troubles = Troubles(is_strict=strict)
         self.faults, self.dropped = self._troubles.faults, self._troubles.dropped
-        self._is_strict = strict
         self.proposers = tuple(proposers)
         self.engine = engine
         self.identity = Identity.of(engine, self.proposers)
@@ -555,7 +554,7 @@ class Controller:
         """The journal that the settings name; serving goes on without it."""
         failed = None if self._metrics is None else self._metrics.add_journal_failure
         most = self.settings.journal.max_bytes
-        if self._is_strict:
+        if self._troubles.is_strict:
             return Journal(path, most, on_failure=failed)
         return open_journal(path, most, failed)
 
@@ -572,7 +571,7 @@ class Controller:
                     f"{name!r} is no proposer of this engine and never drafts; "
                     f"it has {', '.join(names)}"
                 )
-                if self._is_strict:
+                if self._troubles.is_strict:
                     raise ConfigError(said)
                 log.warning("%s", said)
 

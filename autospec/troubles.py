@@ -24,11 +24,11 @@ class Troubles:
         self.faults: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.metrics: Metrics | None = None
-        self._is_strict = is_strict
+        self.is_strict = is_strict
 
     def fault(self, place: str, error: Exception) -> None:
         """Count a fault. Raises it if strict, unless it is one of saving."""
-        if self._is_strict and place != "save":
+        if self.is_strict and place != "save":
             raise error
         self.faults[place] += 1
         if self.metrics is not None:
@@ -42,7 +42,7 @@ class Troubles:
 
     def drop(self, reason: str, found: str, count: int = 1) -> None:
         """Count what is not learned from, with what was ``found``. Raises ValueError if strict."""
-        if self._is_strict:
+        if self.is_strict:
             raise ValueError(f"{reason}: {found}")
         self.dropped[reason] += count
         if self.metrics is not None:
@@ -62,6 +62,6 @@ class Troubles:
         arrays = record.arrays
         flaws = np.where(arrays.known, arrays.flaws, SOUND)
         for flaw, found, count in told(flaws, arrays.drafted, result):
-            if self.dropped[flaw.name] == 0 and not self._is_strict:
+            if self.dropped[flaw.name] == 0 and not self.is_strict:
                 log.warning("%s: %s; such rows teach nothing (logged once)", flaw.name, found)
             self.drop(flaw.name, found, count)

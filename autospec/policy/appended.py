@@ -50,9 +50,10 @@ def fold_appended(
     share of their gain that is left after that price comes with the whole head. ``gross`` [p, n]
     become the sums of their gains, ``within`` [p, n] the limits without them.
     """
+    slope = _slope(slopes, n)
     for p in range(limits.shape[0]):
         head_k = appended.head_k[p]
-        price = rate * (_slope(slopes, n) + draft[p, 2])
+        price = rate * (slope + draft[p, 2])
         brought = appended.brought[octave, p] + _FIRST / (1.0 + _DEARNESS * price)
         share = min(max(brought / (appended.expected[octave, p] + _FIRST), 0.0), 1.0)
         for i in range(n):

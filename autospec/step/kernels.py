@@ -179,7 +179,7 @@ def bound_decision(
             if last_proposer[s] != p:
                 switches += 1
             last_proposer[s] = p
-    has_models, drafting, seconds = _predict(step, n, verified, longest, context_tokens)
+    _, has_models, drafting, seconds = _predict(step, n, verified, longest, context_tokens)
     if has_clocks and n > 0:
         price = 0.0
         if is_probe and plain_seconds > 0.0:
@@ -195,9 +195,10 @@ def bound_decision(
 @inlined
 def _predict(
     step: Step, n: int, verified: int, longest: int, context_tokens: int
-) -> tuple[bool, float, float]:
-    """Whether models draft, the seconds that drafting takes, and those of the whole step in which
-    ``n`` requests verify so many tokens, the ``longest`` draft of them so many."""
+) -> tuple[int, bool, float, float]:
+    """Tokens paid for, whether models draft, the seconds that drafting takes, and those of the
+    whole step in which ``n`` requests verify so many tokens, the ``longest`` draft of them so many.
+    """
     arrays, model = step.arrays, step.standing.cost
     has_models = _sum_up_models(step.standing.ahead.lookup, arrays)
     paid = tokens_to_pay(model.shape, model.captured, n, verified, longest)
@@ -205,7 +206,7 @@ def _predict(
         model.beta, model.models, arrays.depth, arrays.draft_tokens, arrays.catch_up
     )
     forward = forward_seconds(model.beta, paid, n, context_tokens, verified > 0, KNOTS)
-    return has_models, drafting, forward + drafting
+    return paid, has_models, drafting, forward + drafting
 
 
 @compiled_brief
@@ -321,7 +322,7 @@ def foresee(step: Step, k: Int16Array, context_tokens: int) -> tuple[float, floa
             expected += survival
         verified += k[i]
         longest = max(longest, k[i])
-    _, _, seconds = _predict(step, n, verified, longest, context_tokens)
+    _, _, _, seconds = _predict(step, n, verified, longest, context_tokens)
     return expected, seconds
 
 
@@ -424,14 +425,9 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, int, int, bool, 
         standing.counts, proposer, arrays.workloads, drafted, clean_verified, clean_accepted,
         clean_committed,
     )  # fmt: skip
-    has_models = _sum_up_models(standing.ahead.lookup, arrays)
     model = standing.cost
     n = handles.shape[0]
-    paid = tokens_to_pay(model.shape, model.captured, n, total_verified, longest)
-    predicted = forward_seconds(model.beta, paid, n, context_tokens, total_verified > 0, KNOTS)
-    predicted += drafting_seconds(
-        model.beta, model.models, arrays.depth, arrays.draft_tokens, arrays.catch_up
-    )
+    paid, has_models, _, predicted = _predict(step, n, total_verified, longest, context_tokens)
     surprised = False
     is_cheap = False
     if teaches_seconds:
