@@ -32,6 +32,7 @@ _GROSSLY_DEARER = 6.0  # a factor on the time of drafting that a busy machine ha
 _GROSSLY_CHEAPER = 2.0  # of any time
 _GROSSLY = 3.0  # counts as so many other outliers: two in close succession are a surprise
 _CHEAPER = 5.0  # one is: drafting is at times held up, but never done sooner than it can be
+_PROBED = 1.5  # weight of a probe that took clearly less than expected: five of them are enough
 _FAMILIAR_STEPS = 16.0  # of a kind before one tells the pace
 _LEAST_ERROR = 0.01
 _MOST_ERROR = 0.2
@@ -125,7 +126,7 @@ def _absorb(
 @compiled_brief
 def _learn(
     model: CostArrays, seconds: float, cell: int, first_cell: int, last_cell: int,
-    health: Float64Array, is_drafting: bool,
+    health: Float64Array, is_drafting: bool, is_cheap_probe: bool,
 ) -> bool:  # fmt: skip
     """One equation ``x . beta = seconds``, its error relative to what was measured or expected.
 
@@ -135,7 +136,9 @@ def _learn(
     Two far below the expected, of one cell, are enough for all: what was slow for a while is
     hardly used before it is known to be fast. Of drafting one is, and two far above it: a model
     that became dear is paid for in full until that is believed. What was known of a model is
-    scaled, its parts mostly change together. Times are taken at the machine's usual pace, which
+    scaled, its parts mostly change together. Probes that take clearly less than expected one after
+    the other (``is_cheap_probe``) are enough for their cell, outliers or not: nobody would try for
+    long what looks dear. Times are taken at the machine's usual pace, which
     target forwards of a familiar kind tell.
     """
     x, steady, doubt = model.x, model.steady, model.doubt
@@ -146,14 +149,14 @@ def _learn(
     error = seconds / predicted - 1.0 if predicted > 0.0 else 0.0
     limit = _OUTLIER * health[0]
     is_familiar = model.cell_gram[cell, 0, 0] * predicted**2 >= _FAMILIAR_STEPS
+    is_outlier = abs(error) > limit
+    is_cheaper = is_outlier and predicted > _GROSSLY_CHEAPER * seconds
     trust = 1.0
-    surprised = False
     health[1] *= 0.8
     doubt[cell] *= 0.8
-    if abs(error) > limit:
+    if is_outlier:
         sign = 1.0 if error > 0.0 else -1.0
         own = sign
-        is_cheaper = predicted > _GROSSLY_CHEAPER * seconds
         if is_cheaper:
             own *= _CHEAPER if is_drafting else _GROSSLY
         elif is_drafting and seconds > _GROSSLY_DEARER * predicted:
@@ -162,21 +165,23 @@ def _learn(
         doubt[cell] += own
         if health[2] >= _SETTLED_STEPS:
             trust = limit / abs(error)
-        is_doubted = abs(doubt[cell]) > model.most_surprise
-        surprised = abs(health[1]) > model.most_surprise or (is_doubted and is_cheaper)
-        if surprised or is_doubted:
-            # Old times weigh 1 / seconds squared: were they shorter, they must not drown the new.
-            change = predicted / seconds
-            kept = _FORGET_KEEP * (change**2 if is_drafting else min(1.0, change**2))
-            scale = 1.0 / change if is_drafting else 1.0
-            for c in range(first_cell, last_cell):
-                if surprised or c == cell:
-                    _forget(model, c, kept, scale)
-            health[0] = NOISE
-            health[1] = 0.0
-            if surprised:
-                health[2] = 0.0
-            trust, predicted = 1.0, seconds
+    elif is_cheap_probe:
+        doubt[cell] -= _PROBED
+    is_doubted = abs(doubt[cell]) > model.most_surprise
+    surprised = abs(health[1]) > model.most_surprise or (is_doubted and is_cheaper)
+    if surprised or is_doubted:
+        # Old times weigh 1 / seconds squared: were they shorter, they must not drown the new.
+        change = predicted / seconds
+        kept = _FORGET_KEEP * (change**2 if is_drafting else min(1.0, change**2))
+        scale = 1.0 / change if is_drafting else 1.0
+        for c in range(first_cell, last_cell):
+            if surprised or c == cell:
+                _forget(model, c, kept, scale)
+        health[0] = NOISE
+        health[1] = 0.0
+        if surprised:
+            health[2] = 0.0
+        trust, predicted = 1.0, seconds
     if health[2] >= _SETTLED_STEPS:
         clipped = min(abs(error), limit)
         error_now = health[0] + 0.02 * (1.25 * clipped - health[0])
@@ -236,6 +241,7 @@ def learn_seconds(
     draft_seconds: Float64Array,
     is_told_apart: bool,
     octave: int,
+    is_cheap_probe: bool,
 ) -> bool:
     """Learn a step: the target forward, and each model's drafting where that is told apart.
 
@@ -256,7 +262,9 @@ def learn_seconds(
                 )
     surprised = False
     if verifying > LEAST_SECONDS:
-        surprised = _learn(model, verifying, cell, 0, 2 * NUM_OCTAVES, model.health[0], False)
+        surprised = _learn(
+            model, verifying, cell, 0, 2 * NUM_OCTAVES, model.health[0], False, is_cheap_probe
+        )
     if is_told_apart:
         for m in range(models.shape[0]):
             p = models[m]
@@ -266,6 +274,6 @@ def learn_seconds(
                     NUM_VERIFY + NUM_DRAFT * m, depth[p], draft_tokens[p], catch_up_tokens[p], x
                 )
                 own = 2 * NUM_OCTAVES + m
-                _learn(model, draft_seconds[p], own, own, own + 1, model.health[1 + m], True)
+                _learn(model, draft_seconds[p], own, own, own + 1, model.health[1 + m], True, False)
     set_pace(model)
     return surprised

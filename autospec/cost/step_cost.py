@@ -152,7 +152,7 @@ class StepCost:
         surprised = learn_seconds(
             self.reference, load.tokens, load.requests, load.context_tokens, load.speculating,
             load.depth, load.draft_tokens, load.catch_up_tokens, step_seconds, draft_seconds,
-            is_told_apart, octave_of(load.requests),
+            is_told_apart, octave_of(load.requests), False,
         )  # fmt: skip
         self.learned(load.tokens, load.context_tokens, step_seconds, surprised)
 

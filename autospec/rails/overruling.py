@@ -23,7 +23,7 @@ class Rails:
         probe, guard = settings.probe, settings.guard
         clocks = ProbeClocks(
             cost.models, probe.first_steps, probe.backoff, probe.max_interval_steps,
-            has_lookups=bool(policy.lookup.any()),
+            lookup_k=max((p.max_k for p in policy.proposers if p.kind == "lookup"), default=0),
         )  # fmt: skip
         watcher = Guard(guard.margin, guard.window_steps, guard.hold_steps)
         self.probes = Probing(policy, cost, clocks) if policy.adaptive and probe.enabled else None

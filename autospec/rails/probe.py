@@ -14,8 +14,12 @@ from autospec.records import Float64Array, Int64Array
 
 PLAIN = -1
 DRAFTS = -2
-"""The arms that are plain decoding and drafts of anybody; the others are the numbers of model
-proposers."""
+SEVERAL = -3
+"""The arms that are plain decoding, drafts of anybody and several draft tokens in one step; the
+others are the numbers of model proposers."""
+
+SEVERAL_TOKENS = 4
+"""What a step pays for beyond a plain one, to tell what more of them cost."""
 
 DEAR = 1.25
 """Plain steps that one with a single draft token must seem to take to be tried beside others."""
@@ -23,19 +27,21 @@ DEAR = 1.25
 CHEAP = 0.9
 """Share of the expected time below which a probe is repeated at once, until it is believed."""
 
-_NOTHING = -3
+_NOTHING = -4
 _FAR_OCTAVES = 2
 _MOST_DRAFTS_PRICE = 1.0  # a few tokens can cost more only in a passing trouble
 _MOST_REPEATS = 32
+_POSTPONED_STEPS = 4
 _MOST_SHARE = 0.01  # of the time that probes of one arm may take in the long run
 
 
 class ClockArrays(NamedTuple):
     """Steps since each arm was in use, and how many must pass before it is tried: ``wait`` by the
-    back-off, ``rest`` by its price. An arm of ``arms`` is a model, the last one is DRAFTS; plain
-    decoding has a clock for each octave. ``home`` is the octave that the arms' waits belong to.
-    ``triable`` are arms that may ever draft, ``used`` those that do in the step. ``asks`` says that
-    drafts are to be tried in the next, ``repeats`` how often they were, one step after the other.
+    back-off, ``rest`` by its price. An arm of ``arms`` is a model, the last two are DRAFTS and
+    SEVERAL; plain decoding has a clock for each octave. ``home`` is the octave that the arms' waits
+    belong to. ``triable`` are arms that may ever draft, ``used`` those that do in the step.
+    ``asks`` says that drafts are to be tried in the next, ``repeats`` how often they were at once,
+    ``streak`` how often several, one step after the other.
     """
 
     first: float
@@ -52,6 +58,7 @@ class ClockArrays(NamedTuple):
     used: NDArray[np.bool_]  # [a]
     asks: NDArray[np.bool_]  # [1]
     repeats: Int64Array  # [1]
+    streak: Int64Array  # [1]
 
 
 class ProbeClocks:
@@ -60,11 +67,12 @@ class ProbeClocks:
     After a probe an arm waits ``backoff`` times longer for the next, up to ``max_steps``; a model
     that the policy uses by itself starts again at ``first_steps``, and so do all models when the
     load has moved by two octaves: what did not pay there may pay here. A dear arm waits for as long
-    as keeps its probes' share of the time small. Plain decoding has a clock
-    for each octave of load, since its cost differs there. Drafts of whomever have one too: a time
-    in which all steps were slow may have made those with drafts look dear, or those with a few of
-    them, so that only steps with many were tried again: one draft token alone tells. Kernels note
-    the steps.
+    as keeps its probes' share of the time small. Plain decoding has a clock for each octave of
+    load, since its cost differs there. Drafts of whomever have one too: a time in which all steps
+    were slow may have made those with drafts look dear, or those with a few of them, so that only
+    steps with many were tried again: one draft token alone tells. So have several draft tokens in
+    one step: where those with many were slow, one that is known to be cheap tells nothing of more.
+    Kernels note the steps.
     """
 
     def __init__(
@@ -74,11 +82,11 @@ class ProbeClocks:
         backoff: float,
         max_steps: int,
         *,
-        has_lookups: bool = True,
+        lookup_k: int = SEVERAL_TOKENS,
     ) -> None:
-        first, arms = float(first_steps), (*models, DRAFTS)
+        first, arms = float(first_steps), (*models, DRAFTS, SEVERAL)
         triable = np.ones(len(arms), dtype=np.bool_)
-        triable[-1] = has_lookups
+        triable[-2:] = lookup_k > 0, lookup_k >= SEVERAL_TOKENS
         self.arrays = ClockArrays(
             first,
             backoff,
@@ -94,6 +102,7 @@ class ProbeClocks:
             np.zeros(len(arms), dtype=np.bool_),
             np.zeros(1, dtype=np.bool_),
             np.zeros(1, dtype=np.int64),
+            np.zeros(1, dtype=np.int64),
         )
         self.reference = by_reference(self.arrays)
 
@@ -101,6 +110,11 @@ class ProbeClocks:
     def ask(self) -> bool:
         """Whether the next step tries drafts, so that lookups should offer some."""
         return bool(self.arrays.asks[0])
+
+    @property
+    def streak(self) -> int:
+        """Probes of several tokens up to now, one step after the other, all of them cheap."""
+        return int(self.arrays.streak[0])
 
     def due(self, requests: int, available: Sequence[int] | None = None) -> int | None:
         """The arm to try in this step, None for no probe. ``available`` are those of models and
@@ -110,6 +124,13 @@ class ProbeClocks:
             may_draft = np.isin(self.arrays.arms, available)
         arm = int(due_arm(self.reference, octave_of(requests), may_draft))
         return None if arm == _NOTHING else arm
+
+    def postpone(self, arm: int) -> None:
+        """If it is due, look at it again in a few steps: it cannot be tried now."""
+        arrays = self.arrays
+        a = int(np.flatnonzero(arrays.arms == arm)[0])
+        due = int(max(arrays.wait[a], arrays.rest[a]))
+        arrays.idle[a] = min(int(arrays.idle[a]), due - _POSTPONED_STEPS)
 
 
 @compiled_brief
@@ -155,30 +176,33 @@ def note_arms(
             continue
         idle[a] = 0
         if is_probe:
-            counted = min(price, _MOST_DRAFTS_PRICE) if arms[a] == DRAFTS else price
+            counted = price if arms[a] >= 0 else min(price, _MOST_DRAFTS_PRICE)
             wait[a] = min(clocks.most, max(wait[a], rest[a]) * clocks.backoff)
             rest[a] = min(clocks.most, counted / _MOST_SHARE)
         else:
             wait[a] = clocks.first
             rest[a] = 0.0
-            if arms[a] == DRAFTS:
+            if arms[a] < 0:
                 clocks.repeats[0] = 0
+    if not is_probe:
+        clocks.streak[0] = 0
     _set_asks(clocks)
 
 
 @compiled_brief
-def repeat_probe(clocks: ClockArrays) -> None:
-    """A probe took far less than was expected: try drafts again in the next step.
+def repeat_probe(clocks: ClockArrays, draft_tokens: int) -> None:
+    """A probe of so many draft tokens took far less than was expected: do it again at once.
 
     Not for ever: what is never believed is not to take the policy's place.
     """
     if clocks.repeats[0] >= _MOST_REPEATS:
         return
-    drafts = clocks.idle.shape[0] - 1
+    arm = clocks.idle.shape[0] - (1 if draft_tokens > 1 else 2)
     clocks.repeats[0] += 1
-    clocks.idle[drafts] = int(clocks.most)
-    clocks.wait[drafts] = clocks.first
-    clocks.rest[drafts] = 0.0
+    clocks.streak[0] += clocks.arms[arm] == SEVERAL
+    clocks.idle[arm] = int(clocks.most)
+    clocks.wait[arm] = clocks.first
+    clocks.rest[arm] = 0.0
     _set_asks(clocks)
 
 
@@ -198,5 +222,8 @@ def _is_due(clocks: ClockArrays, a: int) -> bool:
 
 @compiled_brief
 def _set_asks(clocks: ClockArrays) -> None:
-    last = clocks.arms.shape[0] - 1
-    clocks.asks[0] = clocks.triable[last] and _is_due(clocks, last)
+    several = clocks.arms.shape[0] - 1
+    clocks.asks[0] = False
+    for a in range(several - 1, several + 1):
+        if clocks.triable[a] and _is_due(clocks, a):
+            clocks.asks[0] = True

@@ -17,9 +17,17 @@ from autospec.acceptance.hazards import (
 from autospec.compiled import compiled_brief, inlined
 from autospec.cost.coefficients import KNOTS, drafting_seconds, forward_seconds
 from autospec.cost.regression import CostArrays, learn_seconds
-from autospec.cost.shapes import tokens_to_pay
+from autospec.cost.shapes import PADDED, tokens_to_pay
 from autospec.rails.guard import note_held, note_speculative
-from autospec.rails.probe import CHEAP, DEAR, ClockArrays, note_arms, repeat_probe, restart_clocks
+from autospec.rails.probe import (
+    CHEAP,
+    DEAR,
+    SEVERAL_TOKENS,
+    ClockArrays,
+    note_arms,
+    repeat_probe,
+    restart_clocks,
+)
 from autospec.rails.speedup import note_worth
 from autospec.records import Float32Array, Float64Array, Int16Array, Int32Array, Int64Array
 from autospec.step.counts import count_tokens
@@ -188,7 +196,8 @@ def bound_decision(
         has_few = verified == 1 or (
             verified > 1 and not _look_dear(model, n, context_tokens, plain_seconds)
         )
-        _set_clocks(standing.watch.clocks, arrays, verified > 0, has_few, is_probe, price)
+        draft_tokens = n * longest if model.shape == PADDED else verified
+        _set_clocks(standing.watch.clocks, arrays, draft_tokens, has_few, is_probe, price)
     return expected, verified, switches, seconds, has_models
 
 
@@ -223,17 +232,19 @@ def _look_dear(model: CostArrays, n: int, context_tokens: int, plain_seconds: fl
 def _set_clocks(
     clocks: ClockArrays,
     step: StepArrays,
-    has_drafts: bool,
+    draft_tokens: int,
     has_few: bool,
     is_probe: bool,
     price: float,
 ) -> None:
-    """Note who drafts; ``has_few`` says whether the clock of drafts by anybody starts again."""
-    last = clocks.arms.shape[0] - 1
-    for a in range(last):
+    """Note who drafts, and how much; ``has_few`` says whether the clock of drafts by anybody starts
+    again."""
+    several = clocks.arms.shape[0] - 1
+    for a in range(several - 1):
         clocks.used[a] = step.depth[clocks.arms[a]] > 0.0
-    clocks.used[last] = has_few
-    note_arms(clocks, step.octave, not has_drafts, is_probe, price)
+    clocks.used[several - 1] = has_few
+    clocks.used[several] = draft_tokens >= SEVERAL_TOKENS
+    note_arms(clocks, step.octave, draft_tokens == 0, is_probe, price)
 
 
 @compiled_brief
@@ -435,13 +446,13 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, int, int, bool, 
         surprised = learn_seconds(
             model, paid, n, context_tokens, total_verified > 0, arrays.depth,
             arrays.draft_tokens, arrays.catch_up, seconds, draft_seconds, is_told_apart,
-            arrays.octave,
+            arrays.octave, is_cheap,
         )  # fmt: skip
     watch = standing.watch
     if has_clocks and drifts > 0:
         restart_clocks(watch.clocks)
     if has_clocks and is_cheap:
-        repeat_probe(watch.clocks)
+        repeat_probe(watch.clocks, total_verified)
     is_loss = False
     if has_guard:
         note_held(watch.guard, arrays.octave)

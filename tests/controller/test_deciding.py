@@ -177,6 +177,28 @@ def test_drafts_that_looked_dear_are_tried_again(seed: int) -> None:
     assert engine.run(100) > 0.93 * before
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("factor", [2.0, 4.0])
+@pytest.mark.parametrize("requests", [4, 16])
+def test_first_drafts_that_were_slow_do_not_look_dear_for_ever(
+    requests: int, factor: float, seed: int
+) -> None:
+    """Kernels that are compiled at first use, say: one token a step must not remain all."""
+    usual = linear_seconds(0.06, 0.004)
+
+    def goodput(first_factor: float) -> float:
+        drafters = [lookup("ngram", 0.8, fires=0.4), lookup("suffix", 0.85, fires=0.4)]
+        engine = serve(
+            drafters, yaml="guard: {enabled: false}", requests=requests, seed=seed, noise=0.05
+        )
+        engine.seconds = lambda n, verified: usual(n, verified) * (first_factor if verified else 1)
+        engine.run(30)
+        engine.seconds = usual
+        return engine.run(450)
+
+    assert goodput(factor) > 0.93 * goodput(1.0)
+
+
 def test_a_machine_that_becomes_slow_per_token_is_noticed() -> None:
     engine = serve([lookup(hazard=0.6)], requests=8)
     engine.run(1000)
@@ -202,28 +224,32 @@ def test_every_shape_and_objective_gains_on_good_drafts(shape: Any, objective: s
 
 def test_mixed_load_beats_plain_and_every_fixed_k() -> None:
     """Good and hopeless requests side by side: no single k serves both."""
-    results = {}
-    for name, policy in {
-        "adaptive": "{name: goodput}",
-        "plain": "{name: 'off'}",
-        **{f"k{k}": f"{{name: static, proposer: ngram, k: {k}}}" for k in (1, 2, 4, 8)},
-    }.items():
-        good, bad = lookup("ngram", 0.9), lookup("ngram", 0.05)
-        engine = serve([good], DEAR_TOKENS, yaml=f"policy: {policy}", requests=0)
+    static = [f"{{name: static, proposer: ngram, k: {k}}}" for k in (1, 2, 4, 8)]
+    best = max(mixed_goodput(policy) for policy in ["{name: 'off'}", *static])
+    assert mixed_goodput("{name: goodput}") > best * 0.999
+
+
+def mixed_goodput(policy: str) -> float:
+    """The mean over some seeds."""
+    goodputs = []
+    for seed in range(12):
+        engine = serve(
+            [lookup("ngram", 0.9)], DEAR_TOKENS, yaml=f"policy: {policy}", requests=0, seed=seed
+        )
         engine.start(2, workload="edit")
         engine.start(2, workload="story")
         right = engine._right
 
         def mixed(n: int) -> Any:
             found = right(n)  # noqa: B023
-            hopeless = engine.rng.random((2, 8)) < bad.hazards[0]  # noqa: B023
+            hopeless = engine.rng.random((2, 8)) < 0.05  # noqa: B023
             found[0, 2:] = np.cumprod(hopeless, axis=1).sum(axis=1)
             return found
 
         engine._right = mixed  # type: ignore[method-assign]
         engine.run(200)
-        results[name] = engine.run(400)
-    assert results["adaptive"] > max(results.values()) * 0.999
+        goodputs.append(engine.run(400))
+    return float(np.mean(goodputs))
 
 
 def appending(hazard: float, head_k: int = 2) -> Drafter:

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from autospec.metrics import Metrics
 from autospec.policy.base import Decision, View
+from autospec.rails.probe import SEVERAL_TOKENS
 from autospec.records import ProposerInfo
 from tests.controller.serving import DEAR_TOKENS, modes, replace_in_policy, serve
 from tests.simulated_engine import Drafter, lookup, model
@@ -95,6 +96,21 @@ def test_few_requests_of_a_large_batch_take_part_in_a_models_probe() -> None:
     probes = [plan for plan in engine.plans if plan.mode == "probe" and plan.k.any()]
     assert probes
     assert all(np.count_nonzero(plan.k) <= 8 for plan in probes)
+
+
+def test_several_tokens_of_one_request_are_tried_where_they_look_dear() -> None:
+    engine = serve([lookup("ngram", 0.9)], DEAR_TOKENS, requests=8)
+    engine.run(300)
+    drafted = [plan.k for plan in engine.plans if plan.mode == "probe"]
+    several = [k for k in drafted if k.sum() > 1]
+    assert 2 <= len(several) <= 8
+    assert all(np.count_nonzero(k) == 1 and k.max() == SEVERAL_TOKENS for k in several)
+
+
+def test_several_tokens_that_are_hardly_right_are_not_tried() -> None:
+    engine = serve([lookup("ngram", 0.5)], DEAR_TOKENS, requests=8)
+    engine.run(300)
+    assert all(plan.k.sum() <= 1 for plan in engine.plans if plan.mode == "probe")
 
 
 def test_a_probe_never_drafts_twice_with_one_head() -> None:

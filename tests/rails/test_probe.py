@@ -9,6 +9,7 @@ from autospec.octave import octave_of
 from autospec.rails.probe import (
     DRAFTS,
     PLAIN,
+    SEVERAL,
     ProbeClocks,
     note_arms,
     repeat_probe,
@@ -16,6 +17,7 @@ from autospec.rails.probe import (
 )
 
 MODEL, OTHER = 1, 2
+BOTH = [PLAIN, DRAFTS]  # neither of them is due after such steps
 
 
 class Clocks(ProbeClocks):
@@ -25,8 +27,8 @@ class Clocks(ProbeClocks):
         self.arrays.used[:] = np.isin(self.arrays.arms, used)
         note_arms(self.reference, octave_of(requests), PLAIN in used, probe, price)
 
-    def repeat(self) -> None:
-        repeat_probe(self.reference)
+    def repeat(self, draft_tokens: int = 1) -> None:
+        repeat_probe(self.reference, draft_tokens)
 
     def restart(self) -> None:
         restart_clocks(self.reference)
@@ -187,7 +189,7 @@ def test_drafts_that_looked_very_dear_are_tried_again_before_long() -> None:
 
 
 def test_lookups_are_asked_for_drafts_when_these_are_to_be_tried_next() -> None:
-    clocks = Clocks([], 4, 2.0, 64)
+    clocks = Clocks([], 4, 2.0, 64, lookup_k=1)
     asked = []
     for _ in range(5):
         asked.append(clocks.ask)
@@ -198,7 +200,7 @@ def test_lookups_are_asked_for_drafts_when_these_are_to_be_tried_next() -> None:
     assert not clocks.ask
     clocks.repeat()
     assert clocks.ask
-    none = Clocks([MODEL], 4, 2.0, 64, has_lookups=False)
+    none = Clocks([MODEL], 4, 2.0, 64, lookup_k=0)
     for _ in range(9):
         none.note(1, [PLAIN], False)
     assert not none.ask
@@ -218,3 +220,58 @@ def test_a_probe_that_is_never_believed_is_not_repeated_for_ever() -> None:
     clocks.note(1, [PLAIN], False)
     clocks.repeat()
     assert clocks.due(1, [DRAFTS]) == DRAFTS
+
+
+def test_several_draft_tokens_are_tried_where_one_at_a_time_is_in_use() -> None:
+    clocks = Clocks([], 4, 2.0, 64)
+    tried = []
+    for step in range(200):
+        arm = clocks.due(1, [SEVERAL])
+        if arm == SEVERAL:
+            tried.append(step)
+        clocks.note(1, BOTH if arm is None else [arm], arm is not None)
+    assert tried[0] == 4
+    assert gaps(tried)[:4] == [9, 17, 33, 65]
+
+
+def test_a_cheap_probe_of_several_tokens_is_repeated_with_several() -> None:
+    clocks = Clocks([], 4, 2.0, 64)
+    for _ in range(4):
+        clocks.note(1, BOTH, False)
+    clocks.note(1, [SEVERAL], True)
+    clocks.repeat(4)
+    assert clocks.due(1, [DRAFTS, SEVERAL]) == SEVERAL
+    clocks.note(1, [SEVERAL], True)
+    assert clocks.due(1, [DRAFTS, SEVERAL]) is None
+
+
+def test_what_cannot_be_tried_is_looked_at_again_in_a_few_steps() -> None:
+    clocks = Clocks([], 8, 2.0, 64)
+    for _ in range(8):
+        clocks.note(1, BOTH, False)
+    waits = 0
+    assert clocks.due(1) == SEVERAL
+    clocks.postpone(SEVERAL)
+    while clocks.due(1) != SEVERAL:
+        clocks.note(1, BOTH, False)
+        waits += 1
+    assert 1 < waits < 8
+
+
+def test_postponing_what_is_not_due_changes_nothing() -> None:
+    clocks = Clocks([], 16, 2.0, 64)
+    clocks.note(1, BOTH, False)
+    clocks.postpone(SEVERAL)
+    for _ in range(14):
+        clocks.note(1, BOTH, False)
+    assert clocks.due(1, [SEVERAL]) is None
+    clocks.note(1, BOTH, False)
+    assert clocks.due(1, [SEVERAL]) == SEVERAL
+
+
+def test_lookups_that_draft_little_are_never_asked_for_several() -> None:
+    clocks = Clocks([], 4, 2.0, 64, lookup_k=3)
+    for _ in range(9):
+        clocks.note(1, [DRAFTS], False)
+    assert clocks.due(1) in (None, PLAIN)
+    assert not clocks.ask
