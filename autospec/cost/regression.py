@@ -162,7 +162,7 @@ def _learn(
         elif is_drafting and seconds > _GROSSLY_DEARER * predicted:
             own *= _GROSSLY
         health[1] += own if is_drafting else sign
-        doubt[cell] += own
+        doubt[cell] = own + (doubt[cell] if doubt[cell] * own > 0.0 else 0.0)
         if health[2] >= _SETTLED_STEPS:
             trust = limit / abs(error)
     elif is_cheap_probe:

@@ -190,19 +190,25 @@ def note_arms(
 
 
 @compiled_brief
-def repeat_probe(clocks: ClockArrays, draft_tokens: int) -> None:
-    """A probe of so many draft tokens took far less than was expected: do it again at once.
+def repeat_probe(clocks: ClockArrays, depth: Float64Array, draft_tokens: int) -> None:
+    """A probe took far less than was expected: do it again at once.
+
+    It was of the models that drafted to a ``depth`` [p], or else of so many tokens of lookups.
 
     Not for ever: what is never believed is not to take the policy's place.
     """
     if clocks.repeats[0] >= _MOST_REPEATS:
         return
-    arm = clocks.idle.shape[0] - (1 if draft_tokens > 1 else 2)
     clocks.repeats[0] += 1
-    clocks.streak[0] += clocks.arms[arm] == SEVERAL
-    clocks.idle[arm] = int(clocks.most)
-    clocks.wait[arm] = clocks.first
-    clocks.rest[arm] = 0.0
+    several = clocks.arms.shape[0] - 1
+    has_models = False
+    for a in range(several - 1):
+        if depth[clocks.arms[a]] > 0.0:
+            has_models = True
+            _ask_again(clocks, a)
+    if not has_models:
+        _ask_again(clocks, several if draft_tokens > 1 else several - 1)
+        clocks.streak[0] += draft_tokens > 1
     _set_asks(clocks)
 
 
@@ -212,6 +218,14 @@ def restart_clocks(clocks: ClockArrays) -> None:
     clocks.wait[:] = clocks.first
     clocks.plain_wait[:] = clocks.first
     _set_asks(clocks)
+
+
+@compiled_brief
+def _ask_again(clocks: ClockArrays, a: int) -> None:
+    """Arm ``a`` is to be tried in the next step."""
+    clocks.idle[a] = int(clocks.most)
+    clocks.wait[a] = clocks.first
+    clocks.rest[a] = 0.0
 
 
 @compiled_brief

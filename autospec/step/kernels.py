@@ -359,7 +359,7 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, int, int, bool, 
     Returns (tokens paid for, draft tokens among them, running requests whose rows are flawed,
     sudden changes of acceptance noticed, whether cost has changed for good, whether the guard turns
     speculation off, whether the seconds of drafting are told apart and make sense, whether a probe
-    without models took far less than expected).
+    took far less than expected, other than one of models whose times are told apart).
     """
     (
         verified, accepted, committed, matched, draft_seconds, seconds, plain_seconds,
@@ -442,7 +442,8 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, int, int, bool, 
     surprised = False
     is_cheap = False
     if teaches_seconds:
-        is_cheap = is_probe and not has_models and seconds < CHEAP * predicted
+        is_by_itself = not (has_models and is_told_apart)  # else that model's times tell
+        is_cheap = is_probe and is_by_itself and seconds < CHEAP * predicted
         surprised = learn_seconds(
             model, paid, n, context_tokens, total_verified > 0, arrays.depth,
             arrays.draft_tokens, arrays.catch_up, seconds, draft_seconds, is_told_apart,
@@ -452,7 +453,7 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, int, int, bool, 
     if has_clocks and drifts > 0:
         restart_clocks(watch.clocks)
     if has_clocks and is_cheap:
-        repeat_probe(watch.clocks, total_verified)
+        repeat_probe(watch.clocks, arrays.depth, total_verified)
     is_loss = False
     if has_guard:
         note_held(watch.guard, arrays.octave)

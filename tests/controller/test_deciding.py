@@ -199,6 +199,26 @@ def test_first_drafts_that_were_slow_do_not_look_dear_for_ever(
     assert goodput(factor) > 0.93 * goodput(1.0)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("factor", [40.0, 1000.0])
+@pytest.mark.parametrize("reports", [False, True])
+def test_a_model_whose_first_drafts_were_slow_is_taken_up(
+    reports: bool, factor: float, seed: int
+) -> None:
+    def goodput(first_factor: float) -> float:
+        drafter = model(hazard=0.8, depth_seconds=0.001 * first_factor)
+        engine = serve([drafter], requests=4, reports_drafting=reports, seed=seed, noise=0.05)
+        drafted = 0
+        for _ in range(600):
+            plan, _ = engine.step()
+            drafted += bool(plan.k.any())
+            if drafted == (3 if reports else 2):
+                drafter.depth_seconds = 0.001
+        return engine.run(300)
+
+    assert goodput(factor) > 0.93 * goodput(1.0)
+
+
 def test_a_machine_that_becomes_slow_per_token_is_noticed() -> None:
     engine = serve([lookup(hazard=0.6)], requests=8)
     engine.run(1000)

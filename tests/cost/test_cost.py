@@ -148,6 +148,15 @@ def test_one_slow_draft_is_not_believed() -> None:
             draft(cost, 1 + step % 4, 0.002 * (1 + step % 4))
 
 
+def test_one_quick_draft_is_believed_even_after_a_slow_one() -> None:
+    cost = make_cost(LOOKUP, DRAFT)
+    for _ in range(60):
+        draft(cost, 4, 0.02)
+    draft(cost, 4, 0.04)
+    draft(cost, 4, 0.002)
+    assert drafting_at(cost, 4) == pytest.approx(0.002, rel=0.3)
+
+
 def test_catching_up_is_charged() -> None:
     rng = np.random.default_rng(1)
     cost = make_cost(DRAFT)

@@ -27,8 +27,9 @@ class Clocks(ProbeClocks):
         self.arrays.used[:] = np.isin(self.arrays.arms, used)
         note_arms(self.reference, octave_of(requests), PLAIN in used, probe, price)
 
-    def repeat(self, draft_tokens: int = 1) -> None:
-        repeat_probe(self.reference, draft_tokens)
+    def repeat(self, draft_tokens: int = 1, models: Sequence[int] = ()) -> None:
+        depth = np.isin(np.arange(OTHER + 1), models).astype(np.float64)
+        repeat_probe(self.reference, depth, draft_tokens)
 
     def restart(self) -> None:
         restart_clocks(self.reference)
@@ -243,6 +244,17 @@ def test_a_cheap_probe_of_several_tokens_is_repeated_with_several() -> None:
     assert clocks.due(1, [DRAFTS, SEVERAL]) == SEVERAL
     clocks.note(1, [SEVERAL], True)
     assert clocks.due(1, [DRAFTS, SEVERAL]) is None
+
+
+def test_a_cheap_probe_of_a_model_is_repeated_with_it() -> None:
+    clocks = Clocks([MODEL, OTHER], 4, 2.0, 64)
+    for _ in range(8):
+        clocks.note(1, BOTH, False)
+    clocks.note(1, [MODEL, OTHER], True)
+    clocks.repeat(8, [OTHER])
+    assert clocks.due(1, [MODEL, OTHER]) == OTHER
+    clocks.note(1, [OTHER], True)
+    assert clocks.due(1, [MODEL, OTHER]) is None
 
 
 def test_what_cannot_be_tried_is_looked_at_again_in_a_few_steps() -> None:
