@@ -1,7 +1,8 @@
 """What a step costs, learned online from served steps.
 
 A regression finds the coefficients; here are its priors, what is saved of it, and predictions.
-Steps that also prefill are never charged to speculation: they teach the prefill coefficient alone.
+Steps that also prefill are never charged to speculation: they teach what prefill takes, and what
+decoding takes only where hardly any other step comes.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ from autospec.cost.coefficients import (
     SLOPES,
     SPECULATING,
     TOKENS,
+    draft_features,
     drafting_seconds,
     forward_seconds,
+    verify_features,
 )
+from autospec.cost.mixed_steps import MixedSteps
 from autospec.cost.regression import (
     LEAST_SECONDS,
     MEMORY_STEPS,
@@ -47,6 +51,7 @@ LAYOUT = "cost/1"
 _SURPRISE = 4.5  # the running sum of outliers' signs; 5 would be outliers for ever
 _REFERENCE_STEPS = 15
 _MIXED_STEPS = 32
+_MIXED_SWEEPS = 10
 
 
 class StepLoad(NamedTuple):
@@ -117,7 +122,8 @@ class StepCost:
         self.beta = self.arrays.beta
         self.prefill_token_seconds = 0.0
         self.is_known = False
-        self._mixed_steps = 0
+        self._mixed = MixedSteps(size)
+        self._first_mixed_steps = 0
         self._fastest_mixed = math.inf
         self._reference_step = np.zeros(4)
         self._first_steps: list[tuple[float, float, float]] = []
@@ -141,7 +147,7 @@ class StepCost:
             return
         if prefill_tokens > 0:
             self._note_tokens(load.tokens + prefill_tokens)
-            self._observe_prefill(load, step_seconds, prefill_tokens)
+            self._observe_prefill(load, step_seconds, draft_seconds, prefill_tokens)
             return
         if self._is_early and self._set_scale(load, step_seconds):
             self._note_tokens(load.tokens)
@@ -169,12 +175,19 @@ class StepCost:
         if surprised:
             self.has_jumped = True
             self._reference_step[:] = (step_seconds, tokens, context_tokens, 1.0)
+            self._mixed.take_from(self.arrays.gram, self.arrays.moment)
+            self._mixed.forget()
             self._set_prior(step_seconds, tokens, context_tokens)
 
     def _note_tokens(self, tokens: int) -> None:
         """The engine takes as many; a step that prefills shows it as well."""
         if tokens > self.most_tokens:
             self.most_tokens = float(tokens)
+
+    @property
+    def learns_beside_prefill(self) -> bool:
+        """Whether steps that also prefill teach what decoding costs: they are almost all."""
+        return self._mixed.are_all
 
     def verify_seconds(
         self, tokens: int, requests: int, context_tokens: int, speculating: bool
@@ -263,17 +276,40 @@ class StepCost:
         self._set_prior(*median)
         return len(steps) == 1
 
-    def _observe_prefill(self, load: StepLoad, step_seconds: float, prefill_tokens: int) -> None:
+    def _observe_prefill(
+        self,
+        load: StepLoad,
+        step_seconds: float,
+        draft_seconds: Float64Array | None,
+        prefill_tokens: int,
+    ) -> None:
+        """Learn what prefill takes and, where hardly any other step comes, what decoding takes."""
         if not self.is_known:
             # An engine that prefills in every step: start from priors, at its fastest step.
-            self._mixed_steps += 1
+            self._first_mixed_steps += 1
             self._fastest_mixed = min(self._fastest_mixed, step_seconds)
-            if self._mixed_steps >= _MIXED_STEPS:
+            if self._first_mixed_steps >= _MIXED_STEPS:
                 self._set_prior(self._fastest_mixed, load.tokens, load.context_tokens)
             return
-        excess = max(0.0, step_seconds - self.predict(load)) / prefill_tokens
-        rate = 0.1 if self.prefill_token_seconds > 0.0 else 1.0
-        self.prefill_token_seconds += rate * (excess - self.prefill_token_seconds)
+        arrays, mixed, x = self.arrays, self._mixed, self.arrays.x
+        verify_features(load.tokens, load.requests, load.context_tokens, load.speculating, KNOTS, x)
+        drafting = 0.0 if draft_seconds is None else float(draft_seconds.sum())
+        if not 0.0 < drafting < step_seconds:
+            drafting = 0.0
+            for m, p in enumerate(self.models):
+                if load.depth[p] > 0.0:
+                    draft_features(
+                        NUM_VERIFY + NUM_DRAFT * m, load.depth[p], load.draft_tokens[p],
+                        load.catch_up_tokens[p], x,
+                    )  # fmt: skip
+        expected = float(x @ self.beta) + self.prefill_token_seconds * prefill_tokens
+        mixed.observe(
+            x, prefill_tokens, step_seconds - drafting, expected, float(arrays.health[0, 2])
+        )
+        mixed.add_to(arrays.gram, arrays.moment)
+        if mixed.are_all:
+            self._settle(_MIXED_SWEEPS)
+        self.prefill_token_seconds = mixed.prefill_token_seconds(self.beta)
 
     def _set_prior(self, seconds: float, tokens: float, context: float) -> None:
         """Priors relative to a first step: most of it is fixed, a token costs some per cent."""

@@ -190,10 +190,11 @@ def note_arms(
 
 
 @compiled_brief
-def repeat_probe(clocks: ClockArrays, depth: Float64Array, draft_tokens: int) -> None:
+def repeat_probe(clocks: ClockArrays, octave: int, depth: Float64Array, draft_tokens: int) -> None:
     """A probe took far less than was expected: do it again at once.
 
-    It was of the models that drafted to a ``depth`` [p], or else of so many tokens of lookups.
+    It was of the models that drafted to a ``depth`` [p], or else of so many tokens of lookups, of
+    plain decoding if there were none.
 
     Not for ever: what is never believed is not to take the policy's place.
     """
@@ -206,7 +207,10 @@ def repeat_probe(clocks: ClockArrays, depth: Float64Array, draft_tokens: int) ->
         if depth[clocks.arms[a]] > 0.0:
             has_models = True
             _ask_again(clocks, a)
-    if not has_models:
+    if draft_tokens == 0:
+        clocks.plain_idle[octave] = int(clocks.most)
+        clocks.plain_wait[octave] = clocks.first
+    elif not has_models:
         _ask_again(clocks, several if draft_tokens > 1 else several - 1)
         clocks.streak[0] += draft_tokens > 1
     _set_asks(clocks)

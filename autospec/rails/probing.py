@@ -37,7 +37,12 @@ class Probing:
         self._heads = np.where(self._head_k > 0, heads[:, 0], np.arange(len(heads)))
 
     def decide(self, view: View) -> Decision | None:
-        """The decision of a step that tries something; None leaves it to the policy."""
+        """The decision of a step that tries something; None leaves it to the policy.
+
+        So does a step that also prefills and would teach nothing of decoding.
+        """
+        if view.has_prefill and not self._cost.learns_beside_prefill:
+            return None
         arm = self.clocks.due(view.requests)
         if arm is not None and arm != PLAIN:
             available = [each for each in self._triable if self._may_draft(view, each)]

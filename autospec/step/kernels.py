@@ -453,7 +453,7 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, int, int, bool, 
     if has_clocks and drifts > 0:
         restart_clocks(watch.clocks)
     if has_clocks and is_cheap:
-        repeat_probe(watch.clocks, arrays.depth, total_verified)
+        repeat_probe(watch.clocks, arrays.octave, arrays.depth, total_verified)
     is_loss = False
     if has_guard:
         note_held(watch.guard, arrays.octave)

@@ -199,6 +199,31 @@ def test_first_drafts_that_were_slow_do_not_look_dear_for_ever(
     assert goodput(factor) > 0.93 * goodput(1.0)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.95, 1.0])
+@pytest.mark.parametrize("requests", [4, 64])
+def test_a_load_under_which_all_steps_prefill_is_learned(requests: int, share: float) -> None:
+    """Drafts pay with few requests and not with many, and hardly a step decodes alone."""
+    usual = linear_seconds(0.03, 0.002)
+
+    def goodput(policy: str, seed: int) -> float:
+        drafters = [lookup("ngram", 0.7, fires=0.5), lookup("suffix", 0.8, fires=0.5)]
+        engine = serve(drafters, yaml=f"policy: {policy}", requests=requests, seed=seed, noise=0.05)
+        rng = np.random.default_rng(seed)
+        prefilling = 0.0
+        for _ in range(500):
+            prompts = int(rng.integers(64, 512)) if rng.random() < share else 0
+            seconds = 1e-4 * prompts
+            prefilling += seconds
+            engine.seconds = lambda n, verified: usual(n, verified) + seconds  # noqa: B023
+            engine.step(prefill_tokens=prompts)
+        return engine.tokens / (engine.clock.now - prefilling)
+
+    best = "{name: 'off'}" if requests == 64 else "{name: static, proposer: suffix, k: 4}"
+    ratios = [goodput("{name: goodput}", seed) / goodput(best, seed) for seed in range(4)]
+    assert min(ratios) > 0.9
+    assert np.mean(ratios) > 0.95
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("factor", [40.0, 1000.0])
 @pytest.mark.parametrize("reports", [False, True])

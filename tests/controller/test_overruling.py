@@ -84,6 +84,15 @@ def test_plain_is_probed_while_speculation_goes_well() -> None:
     assert all(not plan.k.any() for plan in tried)
 
 
+def test_nothing_is_tried_in_steps_that_prefill_while_others_come() -> None:
+    engine = serve([lookup(hazard=0.9), model(hazard=0.0, depth_seconds=0.01)], requests=4)
+    for step in range(300):
+        engine.step(prefill_tokens=256 * (step % 2))
+    probes = [step for step, plan in enumerate(engine.plans) if plan.mode == "probe"]
+    assert len(probes) > 3
+    assert not any(step % 2 for step in probes)
+
+
 def test_probes_can_be_switched_off() -> None:
     engine = serve([model(hazard=0.0, depth_seconds=0.01)], yaml="probe: {enabled: false}")
     engine.run(300)

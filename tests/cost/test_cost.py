@@ -308,10 +308,49 @@ def test_prefill_is_not_charged_to_decoding() -> None:
     serve(cost, linear, 400)
     step = load(4, 8, context=1000)
     before = cost.predict(step)
+    for _ in range(100):
+        for _ in range(5):
+            cost.observe(step, linear(step) + 256 * 0.0005, None, prefill_tokens=256)
+        assert cost.predict(step) == before
+        serve(cost, cost.predict, 1, noise=0.0)
+        before = cost.predict(step)
+    assert cost.prefill_token_seconds == pytest.approx(0.0005, rel=0.1)
     for _ in range(500):
         cost.observe(step, linear(step) + 256 * 0.0005, None, prefill_tokens=256)
-    assert cost.predict(step) == before
-    assert cost.prefill_token_seconds == pytest.approx(0.0005, rel=0.1)
+    assert cost.predict(step) == pytest.approx(before, rel=1e-3)
+
+
+def beside_prefill(cost: StepCost, steps: int, *, factor: float = 1.0, seed: int = 0) -> None:
+    """Steps that all prefill as well."""
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        requests = int(rng.integers(1, 17))
+        step = load(requests, int(rng.integers(0, 4 * requests + 1)), context=100 * requests)
+        prompts = int(rng.integers(64, 512))
+        seconds = factor * linear(step) + 2e-4 * prompts
+        cost.observe(step, seconds * np.exp(0.03 * rng.standard_normal()), None, prompts)
+
+
+def test_an_engine_that_prefills_in_every_step_tells_what_decoding_takes() -> None:
+    cost = make_cost()
+    beside_prefill(cost, 600)
+    assert cost.learns_beside_prefill
+    assert cost.prefill_token_seconds == pytest.approx(2e-4, rel=0.1)
+    for requests, verified in ((1, 4), (4, 0), (8, 16), (16, 48)):
+        step = load(requests, verified, context=100 * requests)
+        assert cost.predict(step) == pytest.approx(linear(step), rel=0.15)
+
+
+def test_what_was_learned_beside_prefill_gives_way_to_steps_without() -> None:
+    cost = make_cost()
+    beside_prefill(cost, 300, factor=3.0)
+    serve(cost, linear, 300)
+    beside_prefill(cost, 1)
+    assert not cost.learns_beside_prefill
+    alone = make_cost()
+    serve(alone, linear, 300)
+    for step in (load(1, 4), load(8, 16)):
+        assert cost.predict(step) == pytest.approx(alone.predict(step), rel=0.1)
 
 
 @pytest.mark.parametrize("seconds", [np.nan, np.inf, -np.inf, 0.0, -1.0])

@@ -29,7 +29,7 @@ class Clocks(ProbeClocks):
 
     def repeat(self, draft_tokens: int = 1, models: Sequence[int] = ()) -> None:
         depth = np.isin(np.arange(OTHER + 1), models).astype(np.float64)
-        repeat_probe(self.reference, depth, draft_tokens)
+        repeat_probe(self.reference, octave_of(1), depth, draft_tokens)
 
     def restart(self) -> None:
         restart_clocks(self.reference)
