@@ -19,7 +19,7 @@ SEVERAL = -3
 others are the numbers of model proposers."""
 
 SEVERAL_TOKENS = 4
-"""What a step pays for beyond a plain one, to tell what more of them cost."""
+"""The fewest that several draft tokens are."""
 
 DEAR = 1.25
 """Plain steps that one with a single draft token must seem to take to be tried beside others."""
@@ -31,6 +31,8 @@ _NOTHING = -4
 _FAR_OCTAVES = 2
 _MOST_DRAFTS_PRICE = 1.0  # a few tokens can cost more only in a passing trouble
 _MOST_REPEATS = 32
+_MOST_SEVERAL = 8  # or one for each request
+_USUAL_RATE = 1.0 / 64.0
 _POSTPONED_STEPS = 4
 _MOST_SHARE = 0.01  # of the time that probes of one arm may take in the long run
 
@@ -41,7 +43,8 @@ class ClockArrays(NamedTuple):
     SEVERAL; plain decoding has a clock for each octave. ``home`` is the octave that the arms' waits
     belong to. ``triable`` are arms that may ever draft, ``used`` those that do in the step.
     ``asks`` says that drafts are to be tried in the next, ``repeats`` how often they were at once,
-    ``streak`` how often several, one step after the other.
+    ``streak`` how often several, one step after the other. ``usual`` is the number of draft tokens
+    in a step of the policy, lately.
     """
 
     first: float
@@ -59,6 +62,7 @@ class ClockArrays(NamedTuple):
     asks: NDArray[np.bool_]  # [1]
     repeats: Int64Array  # [1]
     streak: Int64Array  # [1]
+    usual: Float64Array  # [1]
 
 
 class ProbeClocks:
@@ -71,7 +75,8 @@ class ProbeClocks:
     load, since its cost differs there. Drafts of whomever have one too: a time in which all steps
     were slow may have made those with drafts look dear, or those with a few of them, so that only
     steps with many were tried again: one draft token alone tells. So have several draft tokens in
-    one step: where those with many were slow, one that is known to be cheap tells nothing of more.
+    one step, twice as many as usual: where those with many were slow, few that are known to be
+    cheap tell nothing of more.
     Kernels note the steps.
     """
 
@@ -103,6 +108,7 @@ class ProbeClocks:
             np.zeros(1, dtype=np.bool_),
             np.zeros(1, dtype=np.int64),
             np.zeros(1, dtype=np.int64),
+            np.zeros(1),
         )
         self.reference = by_reference(self.arrays)
 
@@ -115,6 +121,10 @@ class ProbeClocks:
     def streak(self) -> int:
         """Probes of several tokens up to now, one step after the other, all of them cheap."""
         return int(self.arrays.streak[0])
+
+    def several(self, requests: int) -> int:
+        """How many draft tokens a step has that tells what many cost."""
+        return int(several(self.reference, requests))
 
     def due(self, requests: int, available: Sequence[int] | None = None) -> int | None:
         """The arm to try in this step, None for no probe. ``available`` are those of models and
@@ -131,6 +141,13 @@ class ProbeClocks:
         a = int(np.flatnonzero(arrays.arms == arm)[0])
         due = int(max(arrays.wait[a], arrays.rest[a]))
         arrays.idle[a] = min(int(arrays.idle[a]), due - _POSTPONED_STEPS)
+
+
+@compiled_brief
+def several(clocks: ClockArrays, requests: int) -> int:
+    """Draft tokens of a step from which on it tells what many cost: twice the usual number."""
+    most = max(_MOST_SEVERAL, requests)
+    return int(min(max(SEVERAL_TOKENS, 2.0 * clocks.usual[0]), most))
 
 
 @compiled_brief
@@ -152,9 +169,9 @@ def may_probe(clocks: ClockArrays, octave: int) -> bool:
 
 @compiled_brief
 def note_arms(
-    clocks: ClockArrays, octave: int, is_plain: bool, is_probe: bool, price: float
+    clocks: ClockArrays, octave: int, draft_tokens: int, is_probe: bool, price: float
 ) -> None:
-    """A step was planned in which ``clocks.used`` draft, or nobody does.
+    """A step was planned in which ``clocks.used`` draft so many tokens together.
 
     ``price`` is what a probe takes beyond a plain step, in plain steps.
     """
@@ -164,7 +181,7 @@ def note_arms(
         clocks.home[0] = octave
         wait[:] = clocks.first
         rest[:] = 0.0  # prices of another load
-    if is_plain:
+    if draft_tokens == 0:
         plain_idle[octave] = 0
         if is_probe:
             plain_wait[octave] = min(clocks.most, plain_wait[octave] * clocks.backoff)
@@ -186,6 +203,7 @@ def note_arms(
                 clocks.repeats[0] = 0
     if not is_probe:
         clocks.streak[0] = 0
+        clocks.usual[0] += _USUAL_RATE * (draft_tokens - clocks.usual[0])
     _set_asks(clocks)
 
 
@@ -201,17 +219,16 @@ def repeat_probe(clocks: ClockArrays, octave: int, depth: Float64Array, draft_to
     if clocks.repeats[0] >= _MOST_REPEATS:
         return
     clocks.repeats[0] += 1
-    several = clocks.arms.shape[0] - 1
+    last = clocks.arms.shape[0] - 1
     has_models = False
-    for a in range(several - 1):
+    for a in range(last - 1):
         if depth[clocks.arms[a]] > 0.0:
             has_models = True
             _ask_again(clocks, a)
     if draft_tokens == 0:
-        clocks.plain_idle[octave] = int(clocks.most)
-        clocks.plain_wait[octave] = clocks.first
+        look_at_plain(clocks, octave)
     elif not has_models:
-        _ask_again(clocks, several if draft_tokens > 1 else several - 1)
+        _ask_again(clocks, last if draft_tokens > 1 else last - 1)
         clocks.streak[0] += draft_tokens > 1
     _set_asks(clocks)
 
@@ -222,6 +239,13 @@ def restart_clocks(clocks: ClockArrays) -> None:
     clocks.wait[:] = clocks.first
     clocks.plain_wait[:] = clocks.first
     _set_asks(clocks)
+
+
+@compiled_brief
+def look_at_plain(clocks: ClockArrays, octave: int) -> None:
+    """Plain decoding is to be tried in the next step."""
+    clocks.plain_idle[octave] = int(clocks.most)
+    clocks.plain_wait[octave] = clocks.first
 
 
 @compiled_brief
@@ -240,8 +264,8 @@ def _is_due(clocks: ClockArrays, a: int) -> bool:
 
 @compiled_brief
 def _set_asks(clocks: ClockArrays) -> None:
-    several = clocks.arms.shape[0] - 1
+    last = clocks.arms.shape[0] - 1
     clocks.asks[0] = False
-    for a in range(several - 1, several + 1):
+    for a in range(last - 1, last + 1):
         if clocks.triable[a] and _is_due(clocks, a):
             clocks.asks[0] = True

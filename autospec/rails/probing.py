@@ -11,7 +11,7 @@ from autospec.cost.coefficients import DEPTH
 from autospec.cost.step_cost import StepCost
 from autospec.policy.base import Decision, Policy, View, plain
 from autospec.policy.promise import APPENDED
-from autospec.rails.probe import DRAFTS, PLAIN, SEVERAL, SEVERAL_TOKENS, ProbeClocks
+from autospec.rails.probe import DRAFTS, PLAIN, SEVERAL, ProbeClocks
 from autospec.records import Int16Array, Int64Array
 
 _MODEL_K = 3
@@ -59,7 +59,8 @@ class Probing:
 
     def _may_draft(self, view: View, arm: int) -> bool:
         if arm == SEVERAL:
-            return bool(self._likely_tokens(view).max() >= SEVERAL_TOKENS)
+            likely = int(self._likely_tokens(view).max(axis=1).sum())
+            return likely >= self.clocks.several(view.requests)
         limits = view.limits[self._policy.lookup] if arm == DRAFTS else view.limits[arm]
         return bool(limits.any())
 
@@ -82,16 +83,22 @@ class Probing:
         return likely
 
     def _several_offered(self, view: View) -> Decision:
-        """The policy's decision, but the request that is sure of the most tokens drafts some more.
+        """The policy's decision, but requests that are sure of the most tokens draft some more.
 
         Twice as many where it is repeated, since the last one was cheap: more tell more.
         """
         decision = self._policy.decide(view)
         proposer, k = decision.proposer.copy(), self._without_appended(decision)
         likely = self._likely_tokens(view)
-        row, lookup = np.unravel_index(int(np.argmax(likely)), likely.shape)
-        proposer[row] = lookup
-        k[row] = min(likely[row, lookup], SEVERAL_TOKENS << self.clocks.streak)
+        lookups = likely.argmax(axis=1)
+        lengths = likely.max(axis=1)
+        tokens = self.clocks.several(view.requests) << self.clocks.streak
+        for row in np.argsort(k - lengths, kind="stable"):
+            missing = tokens - int(k.sum())
+            if missing <= 0 or lengths[row] <= k[row]:
+                break
+            proposer[row] = lookups[row]
+            k[row] = min(lengths[row], k[row] + missing)
         return _promising_nothing_appended(decision, proposer, k)
 
     def _some_of_model(self, view: View, model: int) -> Decision:

@@ -22,11 +22,12 @@ from autospec.rails.guard import note_held, note_speculative
 from autospec.rails.probe import (
     CHEAP,
     DEAR,
-    SEVERAL_TOKENS,
     ClockArrays,
+    look_at_plain,
     note_arms,
     repeat_probe,
     restart_clocks,
+    several,
 )
 from autospec.rails.speedup import note_worth
 from autospec.records import Float32Array, Float64Array, Int16Array, Int32Array, Int64Array
@@ -239,12 +240,12 @@ def _set_clocks(
 ) -> None:
     """Note who drafts, and how much; ``has_few`` says whether the clock of drafts by anybody starts
     again."""
-    several = clocks.arms.shape[0] - 1
-    for a in range(several - 1):
+    last = clocks.arms.shape[0] - 1
+    for a in range(last - 1):
         clocks.used[a] = step.depth[clocks.arms[a]] > 0.0
-    clocks.used[several - 1] = has_few
-    clocks.used[several] = draft_tokens >= SEVERAL_TOKENS
-    note_arms(clocks, step.octave, draft_tokens == 0, is_probe, price)
+    clocks.used[last - 1] = has_few
+    clocks.used[last] = draft_tokens >= several(clocks, step.handles.shape[0])
+    note_arms(clocks, step.octave, draft_tokens, is_probe, price)
 
 
 @compiled_brief
@@ -452,6 +453,8 @@ def conclude(step: Step, observed: Observed) -> tuple[int, int, int, int, bool, 
     watch = standing.watch
     if has_clocks and drifts > 0:
         restart_clocks(watch.clocks)
+    if has_clocks and surprised:
+        look_at_plain(watch.clocks, arrays.octave)
     if has_clocks and is_cheap:
         repeat_probe(watch.clocks, arrays.octave, arrays.depth, total_verified)
     is_loss = False

@@ -244,6 +244,25 @@ def test_a_model_whose_first_drafts_were_slow_is_taken_up(
     assert goodput(factor) > 0.93 * goodput(1.0)
 
 
+def test_a_price_of_tokens_that_comes_and_goes_is_followed() -> None:
+    """Plain decoding is looked at after each jump: what it takes now cannot be told from drafts."""
+
+    def goodput(policy: str, seed: int) -> float:
+        drafters = [lookup("ngram", 0.7, fires=0.5), lookup("suffix", 0.8, fires=0.5)]
+        engine = serve(drafters, yaml=f"policy: {policy}", requests=16, seed=seed, noise=0.05)
+        started = engine.clock.now
+        for step in range(1200):
+            per_token = 0.02 if step // 100 % 2 else 0.001
+            engine.seconds = linear_seconds(0.03, per_token)
+            engine.step()
+        return engine.tokens / (engine.clock.now - started)
+
+    ratios = [
+        goodput("{name: goodput}", seed) / goodput("{name: 'off'}", seed) for seed in range(3)
+    ]
+    assert min(ratios) > 1.15
+
+
 def test_a_machine_that_becomes_slow_per_token_is_noticed() -> None:
     engine = serve([lookup(hazard=0.6)], requests=8)
     engine.run(1000)

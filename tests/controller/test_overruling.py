@@ -116,10 +116,12 @@ def test_several_tokens_of_one_request_are_tried_where_they_look_dear() -> None:
     assert all(np.count_nonzero(k) == 1 and k.max() == SEVERAL_TOKENS for k in several)
 
 
-def test_several_tokens_that_are_hardly_right_are_not_tried() -> None:
+def test_tokens_that_are_hardly_right_are_not_tried_with_several() -> None:
     engine = serve([lookup("ngram", 0.5)], DEAR_TOKENS, requests=8)
     engine.run(300)
-    assert all(plan.k.sum() <= 1 for plan in engine.plans if plan.mode == "probe")
+    several = [plan.k for plan in engine.plans if plan.mode == "probe" and plan.k.sum() > 1]
+    assert several
+    assert all(k.max() == 1 for k in several)  # the second would be right once in four times
 
 
 def test_a_probe_never_drafts_twice_with_one_head() -> None:

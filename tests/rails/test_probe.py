@@ -10,6 +10,7 @@ from autospec.rails.probe import (
     DRAFTS,
     PLAIN,
     SEVERAL,
+    SEVERAL_TOKENS,
     ProbeClocks,
     note_arms,
     repeat_probe,
@@ -25,7 +26,7 @@ class Clocks(ProbeClocks):
 
     def note(self, requests: int, used: Sequence[int], probe: bool, price: float = 0.0) -> None:
         self.arrays.used[:] = np.isin(self.arrays.arms, used)
-        note_arms(self.reference, octave_of(requests), PLAIN in used, probe, price)
+        note_arms(self.reference, octave_of(requests), int(PLAIN not in used), probe, price)
 
     def repeat(self, draft_tokens: int = 1, models: Sequence[int] = ()) -> None:
         depth = np.isin(np.arange(OTHER + 1), models).astype(np.float64)
@@ -287,3 +288,13 @@ def test_lookups_that_draft_little_are_never_asked_for_several() -> None:
         clocks.note(1, [DRAFTS], False)
     assert clocks.due(1) in (None, PLAIN)
     assert not clocks.ask
+
+
+def test_several_are_twice_as_many_as_usual_within_bounds() -> None:
+    clocks = Clocks([], 4, 2.0, 64)
+    assert clocks.several(1) == SEVERAL_TOKENS
+    clocks.arrays.usual[0] = 3.0
+    assert clocks.several(1) == 6
+    clocks.arrays.usual[0] = 100.0
+    assert clocks.several(1) == 8
+    assert clocks.several(32) == 32
