@@ -127,8 +127,8 @@ class ProbeClocks:
         return int(several(self.reference, requests))
 
     def due(self, requests: int, available: Sequence[int] | None = None) -> int | None:
-        """The arm to try in this step, None for no probe. ``available`` are those of models and
-        DRAFTS that may draft now; without it, those that ever may."""
+        """The arm to try in this step, None for no probe. ``available`` are those of models, DRAFTS
+        and SEVERAL that may draft now; without it, those that ever may."""
         may_draft = self.arrays.triable
         if available is not None:
             may_draft = np.isin(self.arrays.arms, available)
@@ -212,9 +212,8 @@ def repeat_probe(clocks: ClockArrays, octave: int, depth: Float64Array, draft_to
     """A probe took far less than was expected: do it again at once.
 
     It was of the models that drafted to a ``depth`` [p], or else of so many tokens of lookups, of
-    plain decoding if there were none.
-
-    Not for ever: what is never believed is not to take the policy's place.
+    plain decoding if there were none. Not for ever: what is never believed is not to take the
+    policy's place.
     """
     if clocks.repeats[0] >= _MOST_REPEATS:
         return
