@@ -228,6 +228,30 @@ def set_pace(model: CostArrays) -> None:
 
 
 @compiled_brief
+def step_features(
+    model: CostArrays,
+    tokens: float,
+    requests: float,
+    context: float,
+    speculating: bool,
+    depth: Float64Array,
+    draft_tokens: Float64Array,
+    catch_up_tokens: Float64Array,
+    is_told_apart: bool,
+) -> None:
+    """Fill ``model.x`` with a step's features, those of drafting unless that is told apart."""
+    models, x = model.models, model.x
+    verify_features(tokens, requests, context, speculating, KNOTS, x)
+    if not is_told_apart:
+        for m in range(models.shape[0]):
+            p = models[m]
+            if depth[p] > 0.0:
+                draft_features(
+                    NUM_VERIFY + NUM_DRAFT * m, depth[p], draft_tokens[p], catch_up_tokens[p], x
+                )
+
+
+@compiled_brief
 def learn_seconds(
     model: CostArrays,
     tokens: float,
@@ -249,17 +273,13 @@ def learn_seconds(
     """
     models, x = model.models, model.x
     cell = octave + (NUM_OCTAVES if speculating else 0)
-    verify_features(tokens, requests, context, speculating, KNOTS, x)
+    step_features(
+        model, tokens, requests, context, speculating, depth, draft_tokens, catch_up_tokens,
+        is_told_apart,
+    )  # fmt: skip
     verifying = seconds
     if is_told_apart:
         verifying -= draft_seconds.sum()
-    else:
-        for m in range(models.shape[0]):
-            p = models[m]
-            if depth[p] > 0.0:
-                draft_features(
-                    NUM_VERIFY + NUM_DRAFT * m, depth[p], draft_tokens[p], catch_up_tokens[p], x
-                )
     surprised = False
     if verifying > LEAST_SECONDS:
         surprised = _learn(

@@ -27,10 +27,8 @@ from autospec.cost.coefficients import (
     SLOPES,
     SPECULATING,
     TOKENS,
-    draft_features,
     drafting_seconds,
     forward_seconds,
-    verify_features,
 )
 from autospec.cost.mixed_steps import MixedSteps
 from autospec.cost.regression import (
@@ -42,6 +40,7 @@ from autospec.cost.regression import (
     learn_seconds,
     set_pace,
     solve_coefficients,
+    step_features,
 )
 from autospec.cost.shapes import SHAPES, paid_tokens
 from autospec.octave import NUM_OCTAVES, octave_of
@@ -292,16 +291,14 @@ class StepCost:
                 self._set_prior(self._fastest_mixed, load.tokens, load.context_tokens)
             return
         arrays, mixed, x = self.arrays, self._mixed, self.arrays.x
-        verify_features(load.tokens, load.requests, load.context_tokens, load.speculating, KNOTS, x)
         drafting = 0.0 if draft_seconds is None else float(draft_seconds.sum())
-        if not 0.0 < drafting < step_seconds:
+        is_told_apart = 0.0 < drafting < step_seconds
+        if not is_told_apart:
             drafting = 0.0
-            for m, p in enumerate(self.models):
-                if load.depth[p] > 0.0:
-                    draft_features(
-                        NUM_VERIFY + NUM_DRAFT * m, load.depth[p], load.draft_tokens[p],
-                        load.catch_up_tokens[p], x,
-                    )  # fmt: skip
+        step_features(
+            self.reference, load.tokens, load.requests, load.context_tokens, load.speculating,
+            load.depth, load.draft_tokens, load.catch_up_tokens, is_told_apart,
+        )  # fmt: skip
         expected = float(x @ self.beta) + self.prefill_token_seconds * prefill_tokens
         mixed.observe(
             x, prefill_tokens, step_seconds - drafting, expected, float(arrays.health[0, 2])
