@@ -163,7 +163,9 @@ class Controller:
             self._server = self._serve(settings.metrics.port, registry)
         self._troubles.metrics = metrics
         if metrics is not None:
-            metrics.bind([info.name for info in self.proposers], self._counts)
+            metrics.bind(
+                [info.name for info in self.proposers], self._counts, self._rails.speedup.measured
+            )
         if journal is None and settings.journal.path is not None:
             self._journal = journal = self._open_journal(settings.journal.path)
         if journal is not None:
@@ -326,7 +328,7 @@ class Controller:
     @property
     def measured_speedup(self) -> float | None:
         """Committed tokens over the estimate for plain decoding, lately; None without data."""
-        return self._rails.speedup.measured
+        return self._rails.speedup.measured()
 
     # ----------------------------------------------------------------------------------------
 
@@ -518,7 +520,7 @@ class Controller:
         decision_seconds = record.decision_seconds + self._clock() - started
         self.last_decision_seconds = decision_seconds
         if self._metrics is not None:
-            self._metrics.set_speedup(self._estimated_speedup, self._rails.speedup.measured)
+            self._metrics.set_speedup(self._estimated_speedup)
             self._metrics.add_step(plan.mode, step_seconds if is_timed else None, decision_seconds)
         if self._journal is not None:
             self._journal.write_step(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Thread
 from typing import Literal, TypeAlias, get_args
@@ -70,7 +70,7 @@ class Metrics(Collector):
 
     Raises ConfigError where the registry has one already: ``close`` takes it out, for that of the
     controller after a closed one. The hot path counts, names and labels are made when the registry
-    is scraped. ``bind`` says where a controller counts tokens and names its proposers,
+    is scraped. ``bind`` says where a controller counts, and names its proposers,
     ``name_workload`` its workloads.
     """
 
@@ -89,7 +89,7 @@ class Metrics(Collector):
         self._running = 0
         self._waiting = 0
         self._estimated_speedup: float | None = None
-        self._measured_speedup: float | None = None
+        self._measured_speedup: Callable[[], float | None] = _unmeasured
         self._registry = registry
         try:
             registry.register(self)
@@ -104,13 +104,21 @@ class Metrics(Collector):
         with suppress(KeyError):  # closed before
             self._registry.unregister(self)
 
-    def bind(self, proposers: Sequence[str], counts: TokenCounts) -> None:
-        """Show these proposers' counts; ConfigError when another controller has done so before."""
+    def bind(
+        self,
+        proposers: Sequence[str],
+        counts: TokenCounts,
+        measured_speedup: Callable[[], float | None] | None = None,
+    ) -> None:
+        """Show these proposers' counts and, when scraped, goodput over that of measured plain
+        steps; ConfigError when another controller has done so before."""
         if self._bound:
             raise ConfigError("these metrics serve another controller; make a Metrics for each one")
         self._bound = True
         self._proposers = (*proposers, _NONE)
         self.counts = counts
+        if measured_speedup is not None:
+            self._measured_speedup = measured_speedup
 
     def name_workload(self, index: int, label: str) -> None:
         """Name workload ``index``. Cheap to repeat."""
@@ -143,9 +151,9 @@ class Metrics(Collector):
         """Requests that run and wait now."""
         self._running, self._waiting = running, waiting
 
-    def set_speedup(self, estimated: float | None, measured: float | None) -> None:
-        """Goodput over that of plain decoding: by the model, and by measured plain steps."""
-        self._estimated_speedup, self._measured_speedup = estimated, measured
+    def set_speedup(self, estimated: float | None) -> None:
+        """Goodput over that of plain decoding, by the model."""
+        self._estimated_speedup = estimated
 
     def describe(self) -> Iterator[Metric]:
         """The families without samples; lets a registry refuse duplicates."""
@@ -181,7 +189,7 @@ class Metrics(Collector):
             ("autospec_running_requests", "Requests that run.", self._running),
             ("autospec_waiting_requests", "Requests that wait.", self._waiting),
             ("autospec_estimated_speedup", "Modeled goodput over plain.", self._estimated_speedup),
-            ("autospec_measured_speedup", "Measured goodput over plain.", self._measured_speedup),
+            ("autospec_measured_speedup", "Measured goodput over plain.", self._measured_speedup()),
         ):
             gauge = GaugeMetricFamily(name, documentation)
             if value is not None:
@@ -209,6 +217,10 @@ class Metrics(Collector):
         for row, column, names in cells:
             steps.add_metric(names, int(drafts[STEPS, row, column]))
         yield steps
+
+
+def _unmeasured() -> None:
+    return None
 
 
 def _add_reason(counts: dict[str, int], reason: str, count: int = 1) -> None:

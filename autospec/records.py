@@ -138,8 +138,7 @@ class Plan(NamedTuple):
     predicted_tokens: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What the step of a plan brought.
 
     ``accepted[i]`` of ``verified[i]`` draft tokens were kept; ``committed[i]`` tokens were added to
@@ -148,7 +147,8 @@ class StepResult:
     ``matched[p, i]`` is how many leading tokens of an offer equal the committed ones and goes no
     further than these; -1 without an offer, as where a lookup was not asked. So lookup proposers
     are learned without being used. ``step_seconds`` is the whole step with planning and drafting;
-    ``draft_seconds[p]`` the part that each proposer took, where the engine can tell.
+    ``draft_seconds[p]`` the part that each proposer took, where the engine can tell. A tuple, as a
+    ``Plan`` is.
     """
 
     verified: Int16Array  # [n]

@@ -102,6 +102,16 @@ def test_steps_and_histograms() -> None:
     assert value("decision_seconds_bucket", le="0.1") == 2
 
 
+def test_the_measured_speedup_is_that_at_the_scrape() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    measured: list[float | None] = [None]
+    metrics.bind(("a",), TokenCounts.empty(1, 1), lambda: measured[0])
+    assert registry.get_sample_value("autospec_measured_speedup") is None
+    measured[0] = 1.25
+    assert registry.get_sample_value("autospec_measured_speedup") == 1.25
+
+
 def test_events_reasons_and_gauges() -> None:
     registry, metrics = make()
     metrics.add_event("probe")
@@ -112,7 +122,7 @@ def test_events_reasons_and_gauges() -> None:
     metrics.add_dropped("late")
     metrics.add_journal_failure()
     assert registry.get_sample_value("autospec_estimated_speedup") is None
-    metrics.set_speedup(1.5, None)
+    metrics.set_speedup(1.5)
     metrics.set_load(4, 2)
     values = {
         "probes_total": 1,

@@ -30,7 +30,7 @@ from autospec.cost.coefficients import (
     drafting_seconds,
     forward_seconds,
 )
-from autospec.cost.mixed_steps import MixedSteps
+from autospec.cost.mixed_steps import MixedSteps, learn_beside_prefill
 from autospec.cost.regression import (
     LEAST_SECONDS,
     MEMORY_STEPS,
@@ -40,7 +40,6 @@ from autospec.cost.regression import (
     learn_seconds,
     set_pace,
     solve_coefficients,
-    step_features,
 )
 from autospec.cost.shapes import SHAPES, paid_tokens
 from autospec.octave import NUM_OCTAVES, octave_of
@@ -50,7 +49,6 @@ LAYOUT = "cost/1"
 _SURPRISE = 4.5  # the running sum of outliers' signs; 5 would be outliers for ever
 _REFERENCE_STEPS = 15
 _MIXED_STEPS = 32
-_MIXED_SWEEPS = 10
 
 
 class StepLoad(NamedTuple):
@@ -174,8 +172,7 @@ class StepCost:
         if surprised:
             self.has_jumped = True
             self._reference_step[:] = (step_seconds, tokens, context_tokens, 1.0)
-            self._mixed.take_from(self.arrays.gram, self.arrays.moment)
-            self._mixed.forget()
+            self._mixed.forget(self.reference)
             self._set_prior(step_seconds, tokens, context_tokens)
 
     def _note_tokens(self, tokens: int) -> None:
@@ -290,23 +287,13 @@ class StepCost:
             if self._first_mixed_steps >= _MIXED_STEPS:
                 self._set_prior(self._fastest_mixed, load.tokens, load.context_tokens)
             return
-        arrays, mixed, x = self.arrays, self._mixed, self.arrays.x
-        drafting = 0.0 if draft_seconds is None else float(draft_seconds.sum())
-        is_told_apart = 0.0 < drafting < step_seconds
-        if not is_told_apart:
-            drafting = 0.0
-        step_features(
-            self.reference, load.tokens, load.requests, load.context_tokens, load.speculating,
-            load.depth, load.draft_tokens, load.catch_up_tokens, is_told_apart,
+        mixed = self._mixed
+        learn_beside_prefill(
+            self.reference, mixed.reference, load.tokens, load.requests, load.context_tokens,
+            load.speculating, load.depth, load.draft_tokens, load.catch_up_tokens, step_seconds,
+            self.no_times if draft_seconds is None else draft_seconds, prefill_tokens,
         )  # fmt: skip
-        expected = float(x @ self.beta) + self.prefill_token_seconds * prefill_tokens
-        mixed.observe(
-            x, prefill_tokens, step_seconds - drafting, expected, float(arrays.health[0, 2])
-        )
-        mixed.add_to(arrays.gram, arrays.moment)
-        if mixed.are_all:
-            self._settle(_MIXED_SWEEPS)
-        self.prefill_token_seconds = mixed.prefill_token_seconds(self.beta)
+        self.prefill_token_seconds = mixed.prefill_token_seconds
 
     def _set_prior(self, seconds: float, tokens: float, context: float) -> None:
         """Priors relative to a first step: most of it is fixed, a token costs some per cent."""

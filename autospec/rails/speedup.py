@@ -23,7 +23,6 @@ class Speedup:
     def __init__(self) -> None:
         self.sums: Float64Array = np.zeros(4)
 
-    @property
     def measured(self) -> float | None:
         """None without data."""
         committed, plain = self.sums[_COMMITTED], self.sums[_PLAIN]

@@ -73,7 +73,9 @@ def warm_up(
         load = StepLoad(1, 1, 1, speculating, arrays.depth, arrays.draft_tokens, arrays.catch_up)
         learned.cost.observe(load, 1.0, None)
         learned.cost.observe(load, 1.0, np.zeros(p))
+        learned.cost.observe(load, 1.0, None, 1)
         learned.cost.predict(load)
+    learned.cost.learned(1, 1, 1.0, True)
     _, context, plain_seconds = look_ahead(
         record.reference, handles, nothing.last_tokens,
         nothing.last_tokens, nothing.room, np.ones(p, dtype=np.int16), nothing.lengths,

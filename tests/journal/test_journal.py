@@ -133,7 +133,7 @@ def test_prefill_tokens_are_written_and_older_journals_read(tmp_path: Path) -> N
     path = tmp_path / "j"
     with Journal(path) as journal:
         begin(journal)
-        result = replace(make_result(), prefill_tokens=512)
+        result = make_result()._replace(prefill_tokens=512)
         journal.write_step(make_plan(), result, np.zeros(3, dtype=np.int32), 0, 0, 0.0)
     (step,) = steps_of(path)
     assert step.prefill_tokens == 512

@@ -300,13 +300,16 @@ class Steering:
         requests: list[Any] = []
         rows: list[Tracked] = []
         prefill = 0
+        known = self.pilot.requests
         for request in self._scheduler.running:
             count = request.num_tokens
             behind = count - request.num_computed_tokens
             if behind != 1 or count == request.num_prompt_tokens:
                 prefill += max(0, behind)
                 continue
-            tracked = self._seated(request, count)
+            tracked = known.get(request.request_id)
+            if tracked is not None and (tracked.count != count or tracked.seat == NO_SEAT):
+                tracked = self._seated(request, count)
             if tracked is not None:
                 requests.append(request)
                 rows.append(tracked)
