@@ -11,6 +11,7 @@ plan. One that is preempted keeps its handle and is left out until it decodes ag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -77,14 +78,14 @@ class EngineInfo:
 class Request:
     """One request at its start. ``workload`` is the caller's label; None lets AutoSpec assign one.
 
-    ``prompt_token_ids`` may be any flat sequence of integers. ``max_k`` caps the draft length of
+    ``prompt_token_ids`` are read at the start only, if at all. ``max_k`` caps the draft length of
     this request; 0 opts out of speculation. ``tpot_target_seconds`` is its target for time per
     output token, used by the ``slo`` objective; what counts is the ``step_seconds`` of the steps
     that it took part in, not its prefill and not what lies between steps.
     """
 
     id: str
-    prompt_token_ids: Int32Array
+    prompt_token_ids: Int32Array | Sequence[int]
     workload: str | None = None
     tag: str | None = None
     text: str | None = None

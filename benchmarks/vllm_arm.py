@@ -53,9 +53,12 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Step:
     """One engine step: whether prompts were read in it, and the ``drafted`` tokens of all requests
-    that were ``decoding``."""
+    that were ``decoding``. ``wakes`` says whether it was the first of a turn, after other engines
+    had the processor and its caches; ``own_seconds`` are AutoSpec's."""
 
     seconds: float
+    own_seconds: float
+    wakes: bool
     has_prompts: bool
     decoding: int
     drafted: int
@@ -151,8 +154,10 @@ class Server:
         """Serve for so long at least, or to the end of the block (see ``bench.feed``): the part of
         its own tokens that is there, 1 at the end."""
         began = self._clock()
+        self._wakes = True
         while not self._feed.is_over and self._clock() - began < seconds:
             self._step()
+            self._wakes = False
         self._seconds += self._clock() - began
         return self._feed.share
 
@@ -180,7 +185,7 @@ class Server:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        feed, numbers = self._feed, self._numbers
+        feed, numbers, overhead = self._feed, self._numbers, self._overhead
         while len(numbers) < self._load:
             number, request = feed.take()
             name = f"{self._blocks}-{number}"
@@ -198,8 +203,10 @@ class Server:
             )
         began = self._clock()
         outputs = self._engine.step()
+        seconds = self._clock() - began
         decoding, drafted, has_prompts = self._scheduled
-        self._timeline.append(Step(self._clock() - began, has_prompts, decoding, drafted))
+        own = self._overhead - overhead
+        self._timeline.append(Step(seconds, own, self._wakes, has_prompts, decoding, drafted))
         for output in outputs:
             count = len(output.outputs[0].token_ids)
             self._tokens += count

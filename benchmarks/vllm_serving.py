@@ -216,13 +216,14 @@ def verdict(
     console: Console,
     measurement: Measurement,
     overheads: Mapping[int, list[float]],
+    awake: Mapping[int, list[float]],
     learning: Mapping[int, list[float]],
     scheduling: Mapping[str, Mapping[int, list[float]]],
 ) -> dict[str, Any]:
     """AutoSpec against the best of the others, cell by cell and in all; with the bounds.
 
-    ``overheads`` and their part ``learning`` by load, and ``scheduling`` by arm and load, are in
-    milliseconds a step, by round.
+    ``overheads``, those without the first step of every turn (``awake``) and their part
+    ``learning`` by load, and ``scheduling`` by arm and load, are in milliseconds a step, by round.
     """
     rivals = [arm for arm in measurement.arms if arm != ADAPTIVE]
     table = Table(title="AutoSpec against the best of the others", title_justify="left")
@@ -258,11 +259,13 @@ def verdict(
         )
     console.print(table)
     by_load, learning_by_load = _medians(overheads), _medians(learning)
+    awake_by_load = _medians(awake)
     for load, milliseconds in by_load.items():
         console.print(
             f"AutoSpec's own time a step at {load} running: {milliseconds:.3f} ms"
             + (f" (bound {MOST_OVERHEAD_MS})" if load == max(by_load) else "")
-            + f", of which learning while the next step runs {learning_by_load[load]:.3f}",
+            + f", of which learning while the next step runs {learning_by_load[load]:.3f}"
+            + f"; without the first step of each turn {awake_by_load[load]:.3f}",
             highlight=False,
         )
     by_arm = {arm: _medians(scheduling[arm]) for arm in measurement.arms}
@@ -276,6 +279,7 @@ def verdict(
     return {
         "cells": cells,
         "overhead_ms_per_step": by_load,
+        "awake_overhead_ms_per_step": awake_by_load,
         "learning_ms_per_step": learning_by_load,
         "scheduler_ms_per_step": by_arm,
     }
@@ -337,6 +341,7 @@ def main() -> None:
     arms = options.arms.split(",")
     measurement = Measurement.empty(phases, arms)
     overheads: dict[int, list[float]] = {load: [] for load in loads}
+    awake: dict[int, list[float]] = {load: [] for load in loads}
     learning: dict[int, list[float]] = {load: [] for load in loads}
     scheduling: dict[str, dict[int, list[float]]] = {
         arm: {load: [] for load in loads} for arm in arms
@@ -367,6 +372,8 @@ def main() -> None:
                     if arm == ADAPTIVE and block.round:
                         overheads[load].append(1000 * served.overhead_seconds / served.steps)
                         learning[load].append(1000 * served.learning_seconds / served.steps)
+                        own = [each.own_seconds for each in served.timeline if not each.wakes]
+                        awake[load].append(1000 * sum(own) / max(1, len(own)))
                 speeds = ", ".join(
                     f"{arm} {tokens_per_second(results[arm]) or 0.0:.1f}"
                     for arm in arms
@@ -389,7 +396,7 @@ def main() -> None:
     print_summary(console, measurement)
     found: dict[str, Any] = {"options": vars(options), "table": table, **report(measurement)}
     if ADAPTIVE in arms:
-        found["verdict"] = verdict(console, measurement, overheads, learning, scheduling)
+        found["verdict"] = verdict(console, measurement, overheads, awake, learning, scheduling)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1, default=str) + "\n")
     console.print(f"{time.monotonic() - began:.0f} s in all", highlight=False)

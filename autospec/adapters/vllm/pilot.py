@@ -139,7 +139,7 @@ class Pilot:
         handle = self.controller.start(
             Request(
                 id=request_id,
-                prompt_token_ids=np.asarray(prompt, dtype=np.int32),
+                prompt_token_ids=prompt,
                 workload=labels.workload,
                 tag=labels.tag,
                 temperature=temperature,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -74,7 +75,7 @@ class Seats:
         self.known[seat] = handle, count, tokens[count - 1], limit
         kept = count if count <= self._capacity else 0
         self.history.lengths[seat] = kept
-        self.history.tokens[seat, :kept] = tokens[:kept]
+        self.history.tokens[seat, :kept] = array("i", tokens[:kept])  # faster than from a list
         return seat
 
     def leave(self, seat: int) -> None:

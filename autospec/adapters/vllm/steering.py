@@ -345,7 +345,8 @@ class Steering:
                 verify.append(len(drafts.get(name, ())))
                 decoding += name in counts
             decoding += sum(verify)
-            self.pilot.drafted(flight.step, np.array(verify, dtype=np.int16))
+            if verify != flight.step.plan.verify.tolist():
+                self.pilot.drafted(flight.step, np.array(verify, dtype=np.int16))
         flight.prefill_tokens = max(0, output.total_num_scheduled_tokens - decoding)
 
     def _note(
