@@ -333,7 +333,7 @@ def test_bad_requests_still_get_a_handle() -> None:
     engine = serve([lookup(hazard=0.9)], requests=0)
     nan = float("nan")
     requests = [
-        Request("list", [1, 2, 3]),  # type: ignore[arg-type]
+        Request("list", [1, 2, 3]),
         Request("none", None),  # type: ignore[arg-type]
         Request("empty", np.zeros(0, dtype=np.int32)),
         Request("nan", PROMPT, temperature=nan, tpot_target_seconds=nan),

@@ -300,7 +300,7 @@ def batch_of(controller: Controller, handles: list[int]) -> BatchState:
         (Request("a", PROMPT, tpot_target_seconds="x"), "target", "tpot_target_seconds is 'x'"),  # type: ignore[arg-type]
         (Request("a", PROMPT, tpot_target_seconds=-1.0), "target", "number from 0"),
         (Request("a", None), "workload", "prompt_token_ids must be a flat sequence"),  # type: ignore[arg-type]
-        (Request("a", [[1, 2]]), "workload", r"found list of int64 with shape \(1, 2\)"),  # type: ignore[arg-type]
+        (Request("a", [[1, 2]]), "workload", r"found list of int64 with shape \(1, 2\)"),  # type: ignore[list-item]
         (Request("a", "text"), "workload", "found str"),  # type: ignore[arg-type]
     ],
 )
